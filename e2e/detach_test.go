@@ -34,7 +34,7 @@ carbide: {
 	document("vni.cue", "cc", ", mtu: 1500", ", vni: 7001")
 	s.apply("first.cue")
 	for _, file := range []string{"mtu.cue", "renamed.cue"} {
-		s.run(0, "plan", file).says("it lets go of site/carbide.network_segment/bb")
+		s.run(0, "plan", file).says("it stops referring to site/carbide.network_segment/bb")
 		s.approved(0, "apply", "-auto-approve", file)
 		s.run(0, "plan", "-detailed-exitcode", file).says("No changes")
 	}

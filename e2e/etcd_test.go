@@ -175,7 +175,7 @@ func TestInboxFromEtcdctl(t *testing.T) {
 	if r := answer(); r.Verdict != state.Pending || r.Revision != put.Header.Revision {
 		t.Errorf("after a plan the cloud is told %+v, want pending at revision %d", r, put.Header.Revision)
 	}
-	s.run(0, "apply", "-auto-approve").says("Took serial 7 from the inbox", "2 added")
+	s.run(0, "apply", "-auto-approve").says("Accepted serial 7 from the inbox", "2 added")
 	if got := c.ctl("", "get", inbox); got != "" {
 		t.Errorf("the inbox still holds %s", got)
 	}
@@ -184,7 +184,7 @@ func TestInboxFromEtcdctl(t *testing.T) {
 	}
 
 	c.ctl(document("8", "main"), "put", inbox)
-	s.run(7, "apply", "-auto-approve").says("Took serial 8 from the inbox")
+	s.run(7, "apply", "-auto-approve").says("Accepted serial 8 from the inbox")
 	s.approved(0, "apply", "-auto-approve").says("1 added", "1 destroyed")
 	s.run(0, "drift")
 	world := s.dump()
@@ -193,7 +193,7 @@ func TestInboxFromEtcdctl(t *testing.T) {
 	}
 
 	c.ctl(strings.Replace(document("9", "main"), `"tenant": "acme"`, `"tennant": "acme"`, 1), "put", inbox)
-	s.run(1, "apply", "-auto-approve").says("tennant", "tenant", "Have it corrected in "+inbox)
+	s.run(1, "apply", "-auto-approve").says("tennant", "tenant", "Put a corrected one in "+inbox)
 	if got := c.ctl("", "get", inbox); !strings.Contains(got, "tennant") {
 		t.Errorf("what was wrong left the inbox: %q", got)
 	}

@@ -38,7 +38,7 @@ func TestSavedPlanRunsOnce(t *testing.T) {
 	s.run(0, "apply", "-input=false", "plan").says("5 added, 6 changed, 1 destroyed")
 	s.settled("after.cue")
 	world := s.dump()
-	s.run(6, "apply", "plan").says("the plan is spent", s.lastRun().ID)
+	s.run(6, "apply", "plan").says("the plan was already applied", s.lastRun().ID)
 	s.same(world)
 }
 
@@ -139,7 +139,7 @@ func TestSecondApplyTakesItsTurn(t *testing.T) {
 			s.struck()
 			second := s.start("apply", "-auto-approve", "-max-destroy=100%", "-lock-timeout=1m", "before.cue")
 			first.ended(0)
-			second.ended(7).says("needs an approval of its own") // it observed after the first had ended
+			second.ended(7).says("needs its own approval") // it observed after the first had ended
 			s.approved(0, "apply", "-auto-approve", "-max-destroy=100%", "before.cue")
 			s.settled("before.cue")
 		})
@@ -166,7 +166,7 @@ func TestInterruptedApplyIsResumed(t *testing.T) {
 			if done >= steps {
 				t.Errorf("all %d steps were done: the signal came too late", done)
 			}
-			s.run(0, "resume").says(fmt.Sprintf("%d done before", done), "Apply complete!")
+			s.run(0, "resume").says(fmt.Sprintf("%d already done", done), "Apply complete!")
 			s.settled("after.cue")
 		})
 	}
@@ -267,7 +267,7 @@ func TestRefusedCertificate(t *testing.T) {
 	other, err := devcert.Ensure(filepath.Join(s.dir, "other"))
 	s.must(err)
 	s.write("converge.yaml", fmt.Sprintf("carbide:\n  address: %s\n  tls:\n    ca: %s\n    cert: %s\n    key: %s\n", s.address, s.certs.CA, other.ClientCert, other.ClientKey))
-	s.run(8, "plan", "before.cue").says(s.address, "refuses our certificate")
+	s.run(8, "plan", "before.cue").says(s.address, "rejects the client certificate")
 	s.write("converge.yaml", fmt.Sprintf("carbide:\n  address: %s\n  tls:\n    ca: %s\n    cert: %s\n    key: %s\n", s.address, other.CA, s.certs.ClientCert, s.certs.ClientKey))
-	s.run(8, "plan", "before.cue").says(s.address, "signed by none of our authorities")
+	s.run(8, "plan", "before.cue").says(s.address, "is not signed by a CA in ")
 }

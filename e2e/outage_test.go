@@ -239,7 +239,7 @@ func TestTortureOutagesOfProcess(t *testing.T) {
 					t.Errorf("the run is %s", run.Status)
 				}
 				for _, r := range runs {
-					if strings.Contains(r.report(), "ndoing") {
+					if strings.Contains(r.report(), "everting") {
 						t.Errorf("something was undone:\n%s", r.report())
 					}
 				}

@@ -106,13 +106,13 @@ func TestRefusedStepIsReverted(t *testing.T) {
 			a := s.run(3, "apply", "-parallelism=1", "plan")
 			done := len(regexp.MustCompile(`(?m): (created|changed|destroyed) after `).FindAllString(a.stderr.String(), -1))
 			if done == 0 {
-				a.says("Nothing is left to undo")
+				a.says("Nothing left to revert")
 			} else {
-				things := fmt.Sprintf("the %d things of this run are as they were before, verified by looking again", done)
+				things := fmt.Sprintf("the %d objects of this run are as they were before, verified by observing again", done)
 				if done == 1 {
-					things = "the one thing of this run is as it was before, verified by looking again"
+					things = "the one object of this run is as it was before, verified by observing again"
 				}
-				a.says(fmt.Sprintf("Undoing %d step", done), things)
+				a.says(fmt.Sprintf("Reverting %d step", done), things)
 			}
 			s.reverted(a, step, before)
 		})
@@ -285,13 +285,13 @@ func TestFailedUndoIsHeldAndResumed(t *testing.T) {
 		carbidesim.Fault{Method: methodOf(last), Effect: carbidesim.Before, Code: codes.InvalidArgument},
 		carbidesim.Fault{Method: "DeleteInstanceType", Effect: carbidesim.Before, Code: codes.PermissionDenied, Times: -1})
 	a := s.run(4, "apply", "plan")
-	a.says("left the site in between", "Not as it should be:", "site/carbide.instance_type/cpu: ", "converge resume "+s.lastRun().ID, last.Ref.String())
-	_, list, _ := strings.Cut(a.stdout.String(), "Not as it should be:\n")
-	if list, _, _ = strings.Cut(list, "To go on:"); strings.Count(list, "\n") != 1 {
+	a.says("left the site in an intermediate state", "Not as expected:", "site/carbide.instance_type/cpu: ", "converge resume "+s.lastRun().ID, last.Ref.String())
+	_, list, _ := strings.Cut(a.stdout.String(), "Not as expected:\n")
+	if list, _, _ = strings.Cut(list, "To resume:"); strings.Count(list, "\n") != 1 {
 		t.Errorf("one thing is not as it should be, and the report lists:\n%s", list)
 	}
 	s.run(0, "hold", "list").says("site", s.lastRun().ID, "ended partial (differences: 1)")
-	s.run(7, "apply", "-auto-approve", "before.cue").says("is held")
+	s.run(7, "apply", "-auto-approve", "before.cue").says("is on hold")
 
 	// Still refused: nothing is lost.
 	s.run(4, "resume").says("site/carbide.instance_type/cpu: ")

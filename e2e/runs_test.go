@@ -16,10 +16,10 @@ func TestRollbackOfAppliedRun(t *testing.T) {
 	s, _, before := planned(t)
 	s.run(0, "apply", "plan")
 	run := s.lastRun().ID
-	s.run(0, "rollback", "-auto-approve", run).says("was undone", "the 12 things of this run are as they were before, verified by looking again")
+	s.run(0, "rollback", "-auto-approve", run).says("was reverted", "the 12 objects of this run are as they were before, verified by observing again")
 	s.same(before)
 	s.settled("before.cue")
-	s.run(1, "rollback", "-auto-approve", run).says("reverted already")
+	s.run(1, "rollback", "-auto-approve", run).says("already reverted")
 	s.run(1, "resume", run).says("nothing to resume")
 
 	// What was undone can be applied again, with the same end.

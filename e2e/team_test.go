@@ -143,11 +143,11 @@ func TestFollow(t *testing.T) {
 	lines.ended(0)
 	failed := stepOf(p, "CreateVpc").Ref.String()
 	for _, line := range strings.Split(run.stderr.String(), "\n") {
-		if began, ok := strings.CutSuffix(line, "…"); ok && !strings.Contains(line, "still") && !strings.Contains(line, "Looking") && strings.HasPrefix(line, "site/") {
+		if began, ok := strings.CutSuffix(line, "…"); ok && !strings.Contains(line, "still") && !strings.Contains(line, "Observing") && strings.HasPrefix(line, "site/") {
 			text.says(began)
 		}
 	}
-	text.says("Run "+s.lastRun().ID, failed+": creation failed after ", "Undoing ", "Apply failed and was reverted")
+	text.says("Run "+s.lastRun().ID, failed+": creation failed after ", "Reverting ", "Apply failed and was reverted")
 	lines.says(`"type":"apply_start"`, `"type":"apply_complete"`, `"type":"apply_errored"`, `"type":"rollback_complete"`, s.lastRun().ID)
 	if text.stderr.String() != "" {
 		t.Errorf("standard error has %s", text.stderr.String())

@@ -62,7 +62,7 @@ func TestAppliedRevision(t *testing.T) {
 		t.Fatal(err)
 	}
 	do(plan.Options{Target: []string{"site/far.net/a"}}, net("3"))
-	expect("something else than the whole document")
+	expect("did not apply the whole document")
 	do(plan.Options{}, net("3"))
 	expect("3")
 	late := s.Plan(t, s.Document(t, net("4")), plan.Options{})
@@ -70,7 +70,7 @@ func TestAppliedRevision(t *testing.T) {
 	if _, err := s.Apply(late, engine.ApplyOptions{}); err != nil { // about nothing that the previous run was about
 		t.Fatal(err)
 	}
-	expect("something else than the whole document")
+	expect("did not apply the whole document")
 	older := do(plan.Options{}, net("5")).Run.ID
 	expect("5")
 	if res := do(plan.Options{}, map[string]string{"site/far.guard/g": `{}`, "site/far.guard/h": `{}`, "site/far.net/a": net("5")["site/far.net/a"], "site/far.net/b": net("5")["site/far.net/b"]}); res.Run.Serial != 6 {
@@ -80,7 +80,7 @@ func TestAppliedRevision(t *testing.T) {
 	if _, err := rollback(s, older, 0); err != nil { // about which the newer run says nothing
 		t.Fatal(err)
 	}
-	expect("was taken up again since")
+	expect("was resumed or rolled back after it")
 	do(plan.Options{}, net("5"))
 	expect("7")
 	runs, err := s.Store.Runs(ctx)
@@ -93,11 +93,11 @@ func TestAppliedRevision(t *testing.T) {
 		}
 	}
 	amend(runs[0].Epoch + 1)
-	expect("changed beside all runs since (state mv)")
+	expect("changed outside of any run (state mv)")
 	amend(runs[0].Epoch - 1)
 	expect("7")
 	do(plan.Options{Destroy: true, Unlimited: true}, net("5"))
-	expect("something else than the whole document")
+	expect("did not apply the whole document")
 }
 
 // A plan does not know what an open run does after the plan was made: no run of such a plan is complete.

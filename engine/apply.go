@@ -223,7 +223,7 @@ func (e *Engine) run(ctx context.Context, set *providers.Set, lock *state.Lock, 
 	})
 	if err == nil && run.Status != state.RunOpen {
 		if perr := e.prune(ctx, lock); perr != nil { // nothing depends on pruning, and the next run tries again
-			e.o.Logger.Warn("removing old runs", "error", perr)
+			e.o.Logger.Warn("failed to remove old runs", "error", perr)
 		}
 	}
 	return Result{run, ds}, err

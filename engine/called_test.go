@@ -107,7 +107,7 @@ func TestMadeBesideOthers(t *testing.T) {
 		"a value":      {func(o *providers.Thing) { o.Spec["size"] = int64(7) }, "size"},
 		"a key beside": {func(o *providers.Thing) { o.Spec["labels"] = map[string]any{"env": "test", "of": "others"} }, "labels.of"},
 		"a field more": {func(o *providers.Thing) { o.Spec["labels"] = map[string]any{"of": "others"} }, "labels.of"},
-		"its mark":     {func(o *providers.Thing) { o.Mark = providers.Mark{} }, "its mark"},
+		"its mark":     {func(o *providers.Thing) { o.Mark = providers.Mark{} }, "its ownership mark"},
 		"its name":     {func(o *providers.Thing) { o.Name = "theirs" }, "name"},
 	} {
 		for _, lost := range []bool{false, true} {

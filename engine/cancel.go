@@ -31,7 +31,7 @@ func (e *Engine) cancellable(ctx context.Context, lock *state.Lock) (_ context.C
 			asked, err := lock.Cancelled(read)
 			done()
 			if err != nil {
-				e.o.Logger.Debug("looking whether the run is cancelled", "error", err)
+				e.o.Logger.Debug("failed to check whether the run is cancelled", "error", err)
 			} else if asked != nil {
 				end(&apply.CancelledError{By: asked.By})
 				return

@@ -52,18 +52,18 @@ func (e *Engine) Applied(ctx context.Context) (int64, error) {
 		case r.Status != state.RunApplied:
 			return 0, &WholeError{fmt.Sprintf("run %s is %s", r.ID, r.Stands())}
 		case !r.Complete:
-			return 0, &WholeError{fmt.Sprintf("run %s was about something else than the whole document", r.ID)}
+			return 0, &WholeError{fmt.Sprintf("run %s did not apply the whole document", r.ID)}
 		}
 		amended, err := e.o.Store.Amended(ctx)
 		if err != nil {
 			return 0, err
 		}
 		if amended.Epoch > r.Epoch {
-			return 0, &WholeError{fmt.Sprintf("what is recorded was changed beside all runs since (%s)", amended.Action)}
+			return 0, &WholeError{fmt.Sprintf("the state has since been changed outside of any run (%s)", amended.Action)}
 		}
 		for _, old := range runs[i+1:] {
 			if old.Epoch > r.Epoch {
-				return 0, &WholeError{fmt.Sprintf("run %s, which is older than what was applied last, was taken up again since", old.ID)}
+				return 0, &WholeError{fmt.Sprintf("run %s is older than the last applied run, but was resumed or rolled back after it", old.ID)}
 			}
 		}
 		return r.Serial, nil
@@ -119,7 +119,7 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 		for i := range p.Steps {
 			s := &p.Steps[i]
 			if by := plan.Unsettles(e.o.Kinds, s); len(by) > 0 {
-				return nil, &WholeError{fmt.Sprintf("%s changes its %s, by which a %s may have chosen it", s.Ref, by[0].Same, by[0].Kind.Name)}
+				return nil, &WholeError{fmt.Sprintf("%s changes its %s, by which it may have been chosen for a %s", s.Ref, by[0].Same, by[0].Kind.Name)}
 			}
 			if s.Action == plan.Create {
 				if err := e.stated(&schema.Resource{Ref: s.Ref, Spec: s.Want}); err != nil {
@@ -128,7 +128,7 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 			}
 		}
 		if len(p.Refusals) > 0 { // a plan of the whole site may know better, and says more
-			return nil, &WholeError{fmt.Sprintf("%s cannot be planned alone (%s)", p.Refusals[0].Ref, p.Refusals[0].Reason)}
+			return nil, &WholeError{fmt.Sprintf("%s cannot be planned on its own (%s)", p.Refusals[0].Ref, p.Refusals[0].Reason)}
 		}
 		p.Worked = worked
 		p.Unmanaged = nil // what nothing declares cannot be distinguished from what was not read
@@ -146,7 +146,7 @@ func (e *Engine) PlanChanged(ctx context.Context, rev Revision, o plan.Options) 
 			live = state.Live(all)
 			kept := slices.ContainsFunc(doc.Resources, func(r schema.Resource) bool { return r.External == nil })
 			if removed >= live && !kept {
-				return nil, &WholeError{"the revision has nothing for converge to manage any more"}
+				return nil, &WholeError{"the revision no longer contains anything for converge to manage"}
 			}
 		}
 		return p, e.judge(ctx, p, doc, live)
@@ -374,7 +374,7 @@ func (e *Engine) owners(ctx context.Context, in *plan.Input, at map[schema.Place
 // stated fails with a *WholeError when the planner would have to choose a field of a resource that is to be created.
 func (e *Engine) stated(r *schema.Resource) error {
 	for _, f := range chooses(e.o.Kinds[r.Ref.Kind], r) {
-		return &WholeError{fmt.Sprintf("%s leaves %s to be chosen, among all that there is", r.Ref, f.Name)}
+		return &WholeError{fmt.Sprintf("%s leaves %s to the planner, which must choose among all existing objects", r.Ref, f.Name)}
 	}
 	return nil
 }

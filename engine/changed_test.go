@@ -440,7 +440,7 @@ func TestPlanOfTheChangedKnowsIDs(t *testing.T) {
 		second := maps.Clone(first)
 		second[field] = map[string]string{"site/far.host/h": fmt.Sprintf(`{"net":%q}`, id), "site/far.net/b": fmt.Sprintf(`{"external":{"id":%q}}`, id)}[field]
 		c.second = c.Document(t, second)
-		if why := c.whole(t); !strings.Contains(why, "by its external id, and the document declares that as site/far.net/a") {
+		if why := c.whole(t); !strings.Contains(why, "by its external id, but the document declares it as site/far.net/a") {
 			t.Errorf("%s: %s", field, why)
 		}
 	}
@@ -453,7 +453,7 @@ func TestPlanOfTheChangedSeesAllOfAName(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := changedOn(t, s, map[string]string{"site/far.net/a": aNet, "site/far.host/h": aHost}, map[string]string{"site/far.net/a": `{"external":true}`, "site/far.host/h": aHost})
-	if why := c.whole(t); !strings.Contains(why, "2 things of kind far.net are called so") {
+	if why := c.whole(t); !strings.Contains(why, "2 objects of kind far.net have this name") {
 		t.Error(why)
 	}
 }
@@ -510,7 +510,7 @@ func TestPlanOfTheChangedSeesNoChoosers(t *testing.T) {
 	e := c.Engine(nil)
 	defer e.Close()
 	_, err := e.PlanChanged(context.Background(), &revised{was: c.first, is: c.second}, plan.Options{})
-	if whole := (*engine.WholeError)(nil); !errors.As(err, &whole) || !strings.Contains(whole.Reason, "may have chosen it") {
+	if whole := (*engine.WholeError)(nil); !errors.As(err, &whole) || !strings.Contains(whole.Reason, "may have been chosen for a far.host") {
 		t.Error(err)
 	}
 }
@@ -539,7 +539,7 @@ func TestPlanOfTheChangedKeepsTheBudget(t *testing.T) {
 func TestPlanOfTheChangedSeesThatNothingIsLeft(t *testing.T) {
 	first := map[string]string{"site/far.net/n": `{"cidr":"10.0.0.0/16"}`, "site/far.guard/always": `{}`}
 	c := changed(t, first, map[string]string{"site/far.net/n": `{"external":true}`})
-	if why := c.whole(t); !strings.Contains(why, "nothing for converge to manage") {
+	if why := c.whole(t); !strings.Contains(why, "no longer contains anything for converge to manage") {
 		t.Error(why)
 	}
 	if whole := c.Plan(t, c.second, plan.Options{}); len(whole.Refusals) == 0 {

@@ -125,7 +125,7 @@ func (e *StaleError) Error() string {
 type SpentError struct{ Run string }
 
 func (e *SpentError) Error() string {
-	return fmt.Sprintf("the plan is spent: run %s applied it. Plan again", e.Run)
+	return fmt.Sprintf("the plan was already applied by run %s. Plan again", e.Run)
 }
 
 // A RefusedError says why a plan may not be applied.
@@ -164,7 +164,7 @@ func (e *ApprovalError) Error() string {
 		lines = append(lines, fmt.Sprintf("and %d more", more))
 	}
 	if e.Given != "" {
-		lines = append(lines, fmt.Sprintf("%q is not the approval of this plan: the document or the site is not what was approved", e.Given))
+		lines = append(lines, fmt.Sprintf("%q is not the approval of this plan: the document or the site differs from what was approved", e.Given))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -179,7 +179,7 @@ type HeldError struct {
 
 func (e *HeldError) Error() string {
 	if e.Open != "" {
-		return "run " + e.Open + " has not ended"
+		return "run " + e.Open + " is still open"
 	}
 	lines := make([]string, len(e.Holds))
 	for i, h := range e.Holds {
@@ -201,7 +201,7 @@ func (e *UnknownError) Error() string {
 		lines = append(lines, fmt.Sprintf("%s/%s is unknown: %s", u.Scope, u.Kind, u.Error))
 	}
 	for _, o := range e.Omitted {
-		lines = append(lines, fmt.Sprintf("%s is left out: %s", o.Ref, o.Reason))
+		lines = append(lines, fmt.Sprintf("%s is skipped: %s", o.Ref, o.Reason))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -44,7 +44,7 @@ func (e *Engine) fence(ctx context.Context, set *providers.Set, lock *state.Lock
 	wg.Wait()
 	if outdated != nil {
 		h := state.Hold{Scope: schema.ScopeSite, By: e.o.Who, At: e.o.Now().UTC(), Older: true, Reason: fmt.Sprintf(
-			"%s has obeyed a holder of the lock with the epoch %d, and the store has come to %d: the store was lost, or is an older one", outdated.On, outdated.Stored, outdated.Epoch)}
+			"%s has already accepted a lock holder with epoch %d, but the store is only at epoch %d: the store was lost, or is an older copy", outdated.On, outdated.Stored, outdated.Epoch)}
 		if _, err := lock.Commit(ctx, nil, []state.Op{e.o.Store.HoldOp(h)}); err != nil {
 			return err
 		}

@@ -17,7 +17,7 @@ import (
 const followPause = 100 * time.Millisecond
 
 // ErrAbandoned reports that a run is open and no process carries it out: Resume settles it.
-var ErrAbandoned = errors.New("no process carries it out")
+var ErrAbandoned = errors.New("no process is running it")
 
 // Follow reports what another process does: it emits the events of a run, from its journal, from the beginning until the
 // run is no longer open. It fails with ErrAbandoned once no process carries the run out. What is not in the journal, such
@@ -62,7 +62,7 @@ func Follow(ctx context.Context, store *state.Store, run state.Run, emit event.S
 			return true, nil
 		}
 		if holder == nil {
-			return true, fmt.Errorf("run %s has not ended: %w", run.ID, ErrAbandoned)
+			return true, fmt.Errorf("run %s is still open: %w", run.ID, ErrAbandoned)
 		}
 		return false, nil
 	})

@@ -78,11 +78,11 @@ func TestInventory(t *testing.T) {
 	want(3, "4, c@4 gone")
 	put("c", 7)
 	want(4, "5, c@5 ok")
-	want(6, "revision 6 is beyond the newest, which is 5")
+	want(6, "revision 6 is newer than the newest, which is 5")
 	now = now.Add(29 * 24 * time.Hour)
 	want(2, "5, b@3 gone, c@5 ok")
 	now = now.Add(2 * 24 * time.Hour)
 	want(3, "6, c@5 ok")
 	want(0, "6, a@1 ok, c@5 ok")
-	want(2, "what changed since revision 2 is not known any more: deletions are told for 30 days")
+	want(2, "changes since revision 2 are no longer known: deletions are reported for 30 days")
 }

@@ -46,8 +46,8 @@ func TestLostMeanwhileIsNotApplied(t *testing.T) {
 	if err != nil || res.Run.Status != state.RunPartial {
 		t.Fatalf("ended %s (%v), want partial", res.Run.Status, err)
 	}
-	if len(res.Differences) != 1 || res.Differences[0].Ref != first.Ref || !strings.Contains(res.Differences[0].Detail, "is gone") {
-		t.Errorf("the differences are %v, want that %s is gone", res.Differences, first.Ref)
+	if len(res.Differences) != 1 || res.Differences[0].Ref != first.Ref || !strings.Contains(res.Differences[0].Detail, "no longer exists") {
+		t.Errorf("the differences are %v, want that %s no longer exists", res.Differences, first.Ref)
 	}
 	kinds := map[string]bool{}
 	for i := range p.Steps {

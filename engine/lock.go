@@ -12,7 +12,7 @@ import (
 )
 
 // errLooks is a mistake of the caller.
-var errLooks = errors.New("engine: an engine that only looks neither saves plans nor works on a site")
+var errLooks = errors.New("engine: a read-only engine can neither save plans nor work on a site")
 
 // Free returns why nothing new may be applied to the site: *state.LockedError when another process still works on it
 // after the wait for the lock, *HeldError when a run is open or the site is held. Other holds matter only once there is a plan.
@@ -131,13 +131,13 @@ func (e *Engine) locked(ctx context.Context, op string, do func(context.Context,
 	if err != nil {
 		return Result{}, err
 	}
-	e.o.Logger.Debug("site lock taken", "operation", op, "epoch", lock.Epoch())
+	e.o.Logger.Debug("site lock acquired", "operation", op, "epoch", lock.Epoch())
 	defer func() {
 		cerr := lock.Close()
 		if cerr != nil && err == nil {
-			e.o.Logger.Warn("giving the site lock back", "error", cerr)
+			e.o.Logger.Warn("failed to release the site lock", "error", cerr)
 		}
-		e.o.Logger.Debug("site lock given back", "operation", op, "epoch", lock.Epoch(), "clean", cerr == nil)
+		e.o.Logger.Debug("site lock released", "operation", op, "epoch", lock.Epoch(), "clean", cerr == nil)
 	}()
 	res, err = do(ctx, lock)
 	var unknown *UnknownError

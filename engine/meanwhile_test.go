@@ -37,13 +37,13 @@ func TestUndoingBesideOthers(t *testing.T) {
 	}{
 		"nobody": {after, func(schema.Object) {}, "", spec(1, labels("env", "prod"))},
 		"a value that the step changed": {after, func(o schema.Object) { o["size"] = int64(7) },
-			"somebody has changed size since", spec(7, labels("env", "test"))},
+			"another client changed size after the run did", spec(7, labels("env", "test"))},
 		"a key that the step changed": {after, func(o schema.Object) { o["labels"] = labels("env", "mine") },
-			"somebody has changed labels.env since", spec(2, labels("env", "mine"))},
+			"another client changed labels.env after the run did", spec(2, labels("env", "mine"))},
 		"a key that the step changed, taken away": {after, func(o schema.Object) { o["labels"] = labels("of", "others") },
-			"somebody has changed labels.env since", spec(2, labels("of", "others"))},
+			"another client changed labels.env after the run did", spec(2, labels("of", "others"))},
 		"what the step took away, made again": {`{"cidr":"10.0.0.0/24","labels":{"env":"test"}}`, func(o schema.Object) { o["size"] = int64(7) },
-			"somebody has changed size since", spec(7, labels("env", "test"))},
+			"another client changed size after the run did", spec(7, labels("env", "test"))},
 		"back to what it was":        {after, func(o schema.Object) { o["size"], o["labels"] = int64(1), labels("env", "prod") }, "", spec(1, labels("env", "prod"))},
 		"one of two back":            {after, func(o schema.Object) { o["size"] = int64(1) }, "", spec(1, labels("env", "prod"))},
 		"a key beside":               {after, func(o schema.Object) { o["labels"] = labels("env", "test", "of", "others") }, "labels.of", spec(1, labels("env", "prod", "of", "others"))},
@@ -88,7 +88,7 @@ func TestUndoingBesideOthers(t *testing.T) {
 				}
 			case res.Run.Status != state.RunPartial || len(res.Differences) != 1 || !strings.Contains(res.Differences[0].Detail, c.says):
 				t.Errorf("ended %s: %v, want partial with %q", res.Run.Status, res.Differences, c.says)
-			case strings.HasPrefix(c.says, "somebody"): // a rollback has the same result, and says so; what is taken back can be undone
+			case strings.HasPrefix(c.says, "another client changed"): // a rollback has the same result, and says so; what is taken back can be undone
 				refused := new(engine.RefusedError)
 				if _, err := e.Rollback(t.Context(), res.Run.ID, engine.ApplyOptions{}); !errors.As(err, &refused) || !strings.Contains(refused.Error(), c.says) {
 					t.Errorf("a rollback: %v, want a refusal with %q", err, c.says)

@@ -271,7 +271,7 @@ func untold(k *schema.Kind, things []providers.Thing) error {
 		missing := func(t providers.Thing) bool { return slices.Contains(t.Unfilled, f.Name) }
 		if f.Required && len(things) > 0 && !slices.ContainsFunc(things, func(t providers.Thing) bool { return !missing(t) }) {
 			return &providers.Error{Op: "observe", Kind: k.Name, Class: providers.Unsupported, Err: fmt.Errorf(
-				"the far side does not tell the %s of any of its %d things: its version is not one that this program can manage", f.Name, len(things))}
+				"the remote system does not report %s for any of its %d objects: its version is not supported by converge", f.Name, len(things))}
 		}
 	}
 	return nil

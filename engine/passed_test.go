@@ -63,9 +63,9 @@ func TestUnfinishedRunOverWhatHappenedSince(t *testing.T) {
 			state.RunPartial, released(apply1(protected)), "has changed it since", ""},
 		"the same, as before": {doc{keep: `{"size":1}`, a: `{"cidr":"10.0.0.0/24"}`}, one, []fake.Fault{invalid("delete", a, 1)}, apply.Continue,
 			state.RunPartial, released(apply1(doc{keep: `{"size":5}`, a: `{"cidr":"10.0.0.0/24"}`})), "since", ""},
-		"open, what it did changed by hand":    {one, made, undone[:1], apply.Stop, state.RunOpen, resized(keep), "", "somebody has changed size since"},
-		"open, what it made changed by hand":   {one, made, undone[:1], apply.Stop, state.RunOpen, resized(a), "", "somebody has changed size since"},
-		"partial, what it did changed by hand": {one, made, undone[:1], apply.Continue, state.RunPartial, resized(keep), "", "somebody has changed size since"},
+		"open, what it did changed by hand":    {one, made, undone[:1], apply.Stop, state.RunOpen, resized(keep), "", "another client has changed size since"},
+		"open, what it made changed by hand":   {one, made, undone[:1], apply.Stop, state.RunOpen, resized(a), "", "another client has changed size since"},
+		"partial, what it did changed by hand": {one, made, undone[:1], apply.Continue, state.RunPartial, resized(keep), "", "another client has changed size since"},
 	} {
 		for _, resume := range []bool{true, false} {
 			op := map[bool]string{true: "resume", false: "rollback"}[resume]

@@ -90,14 +90,14 @@ func (e *Engine) judge(ctx context.Context, p *plan.Plan, doc *schema.Document, 
 		p.Revision = head.Revision
 		if doc.Site.Serial == 0 && !p.Destroy && !p.Sweep && head.Serial >= schema.MaxSerial && doc.Digest != head.Digest {
 			p.Refusals = append(p.Refusals, plan.Refusal{
-				Rule: plan.RuleSerial, Reason: fmt.Sprintf("the newest revision of the document has the serial %d, the largest there is", head.Serial),
-				Remedies: []remedy.Remedy{remedy.Say("no revision can follow it in this store: begin a new one, and record there what bears the mark of the site", remedy.Action{Verb: remedy.Rebuild})},
+				Rule: plan.RuleSerial, Reason: fmt.Sprintf("the newest revision of the document has serial %d, which is the maximum", head.Serial),
+				Remedies: []remedy.Remedy{remedy.Say("no revision can follow it in this store: create a new store, and record there what carries this site's mark", remedy.Action{Verb: remedy.Rebuild})},
 			})
 		}
 		if n := doc.Site.Serial; !p.Destroy && n != 0 && n <= head.Serial && doc.Digest != head.Digest {
 			p.Refusals = append(p.Refusals, plan.Refusal{
-				Rule: plan.RuleSerial, Reason: fmt.Sprintf("site.serial is %d, and the newest revision of the document has %d", n, head.Serial),
-				Remedies: []remedy.Remedy{remedy.Say("raise site.serial, or leave it out to have it counted")},
+				Rule: plan.RuleSerial, Reason: fmt.Sprintf("site.serial is %d, but the newest revision of the document has %d", n, head.Serial),
+				Remedies: []remedy.Remedy{remedy.Say("raise site.serial, or omit it to have it assigned automatically")},
 			})
 		}
 	case !errors.Is(err, state.ErrNotFound):

@@ -38,7 +38,7 @@ func TestPlanKnowsTheLastSerial(t *testing.T) {
 		case !c.refused && len(rs) > 0:
 			t.Errorf("%s: %+v", c.name, rs)
 		case !c.refused:
-		case len(rs) != 1 || rs[0].Rule != plan.RuleSerial || !strings.Contains(rs[0].Reason, "has the serial 9007199254740991"):
+		case len(rs) != 1 || rs[0].Rule != plan.RuleSerial || !strings.Contains(rs[0].Reason, "has serial 9007199254740991"):
 			t.Errorf("%s: %+v", c.name, rs)
 		case len(rs[0].Remedies) != 1 || len(rs[0].Remedies[0].Do) != 1 || rs[0].Remedies[0].Do[0].Verb != remedy.Rebuild:
 			t.Errorf("%s: what can be done is %+v", c.name, rs[0].Remedies)

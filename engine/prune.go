@@ -40,7 +40,7 @@ func (e *Engine) prune(ctx context.Context, lock *state.Lock) error {
 			return err // damage must be examined before it is removed
 		}
 		if n := len(log.Records); n > 0 && log.Records[n-1].Kind != journal.End {
-			return fmt.Errorf("run %s ended %s, and its journal does not say so", r.ID, r.Status)
+			return fmt.Errorf("run %s ended %s, but its journal does not say so", r.ID, r.Status)
 		}
 		if _, err := lock.Commit(ctx, nil, e.o.Store.DropRunOps(r.ID)); err != nil {
 			return fmt.Errorf("remove run %s: %w", r.ID, err)

@@ -118,7 +118,7 @@ func TestRenamedOutside(t *testing.T) {
 			if begins == nil {
 				rename(t, s, "late")
 				var stale *engine.StaleError
-				if res, err := s.Apply(p, engine.ApplyOptions{}); !errors.As(err, &stale) || !strings.Contains(err.Error(), `called "late"`) || called(t, s) != "late" {
+				if res, err := s.Apply(p, engine.ApplyOptions{}); !errors.As(err, &stale) || !strings.Contains(err.Error(), `now named "late"`) || called(t, s) != "late" {
 					t.Errorf("%s, called %q, %v", res.Run.Status, called(t, s), err)
 				}
 				return
@@ -140,7 +140,7 @@ func TestRenamedOutside(t *testing.T) {
 	t.Run("before it is undone", func(t *testing.T) {
 		s, doc := site(t)
 		res := during(t, s, s.Plan(t, doc, plan.Options{}), done, "again")
-		if res.Run.Status != state.RunPartial || len(res.Differences) != 1 || !strings.Contains(res.Differences[0].Detail, "somebody has changed name since") || called(t, s) != "again" {
+		if res.Run.Status != state.RunPartial || len(res.Differences) != 1 || !strings.Contains(res.Differences[0].Detail, "another client changed name after the run did") || called(t, s) != "again" {
 			t.Errorf("%s %v, called %q", res.Run.Status, res.Differences, called(t, s))
 		}
 	})

@@ -80,7 +80,7 @@ func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair
 			case err == nil:
 				r.Done, r.ops = fmt.Sprintf("serial %d is the newest revision of the document again", h.Serial), []state.Op{e.o.Store.HeadOp(&h)}
 			case errors.Is(err, state.ErrNotFound):
-				r.Done, r.ops = "no revision of the document is whole: the site has none until one is put", []state.Op{e.o.Store.HeadOp(nil)}
+				r.Done, r.ops = "no revision of the document is intact: the site has none until one is stored", []state.Op{e.o.Store.HeadOp(nil)}
 			default:
 				return nil, err
 			}
@@ -92,13 +92,13 @@ func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair
 			case rec != nil:
 				r.Done, r.ops = fmt.Sprintf("recorded again as run %s left it", run), []state.Op{e.o.Store.RecordOp(*rec)}
 			default:
-				r.Done, r.ops = "not recorded any more, for no run that is kept touched it; a rebuild records again what bears our mark", []state.Op{e.o.Store.ForgetOp(d.Ref)}
+				r.Done, r.ops = "no longer recorded, because no kept run touched it; a rebuild records again what carries this site's mark", []state.Op{e.o.Store.ForgetOp(d.Ref)}
 				r.Do = []remedy.Action{{Verb: remedy.Rebuild}}
 			}
 		case d.Part != "":
 			r = e.repairPart(d, r, runs)
 		default:
-			r.Done, r.ops = "forgotten: a kept revision of the document", []state.Op{e.o.Store.DropRevisionOp(d.Revision)}
+			r.Done, r.ops = "removed: a kept revision of the document", []state.Op{e.o.Store.DropRevisionOp(d.Revision)}
 		}
 		repairs = append(repairs, r)
 	}
@@ -121,38 +121,38 @@ func (e *Engine) repairs(ctx context.Context, o RepairOptions) (repairs []Repair
 // repairPart decides about values other than documents, runs and records.
 func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) Repair {
 	left := func(why string, do ...remedy.Action) Repair {
-		r.Left, r.Done, r.Do, r.ops = true, "left: "+why, do, nil
+		r.Left, r.Done, r.Do, r.ops = true, "left unchanged: "+why, do, nil
 		return r
 	}
 	r.ops = []state.Op{{Key: d.Err.Key, Delete: true}}
 	switch d.Part {
 	case state.PartLock:
-		return left("it is the lock of the site. Only if nobody works on the site, take it away", remedy.Of(remedy.ForceUnlock, state.DamagedLock))
+		return left("it is the site lock. Release it only if no process is working on the site", remedy.Of(remedy.ForceUnlock, state.DamagedLock))
 	case state.PartEpoch:
-		return left("restore a backup. Without one, say so", remedy.Action{Verb: remedy.Restored})
+		return left("restore a backup. Without one, confirm the loss", remedy.Action{Verb: remedy.Restored})
 	case state.PartSecret:
 		return left("the digests of secrets and the saved plans depend on it. Restore a backup")
 	case state.PartInventory:
-		return left("its revisions must not fall. Restore a backup; or remove the key when all who read inventories begin anew")
+		return left("its revisions must not decrease. Restore a backup, or remove the key when all inventory readers start over")
 	case state.PartServer:
-		r.Done = "forgotten: the next apply records the server that answers then, so make sure that it is the right one"
+		r.Done = "removed: the next apply records the server that answers then, so make sure that it is the right one"
 	case state.PartAmended:
-		r.Done = "forgotten: that what is recorded was changed; it is noted anew"
+		r.Done = "removed: the note that the records were changed; a new one is written"
 	case state.PartRebuilt:
-		r.Done = "forgotten: when what is recorded was recorded anew"
+		r.Done = "removed: the time at which the records were rebuilt"
 	case state.PartAudit:
-		r.Done = "forgotten: an entry of the audit log"
+		r.Done = "removed: an entry of the audit log"
 	case state.PartInbox:
-		r.Done = "forgotten: the last answer to what lay in the inbox"
+		r.Done = "removed: the last inbox result"
 	case state.PartCancel:
-		r.Done = "forgotten: whoever wants a run to end asks again"
+		r.Done = "removed: a cancel request; to cancel the run, request it again"
 	case state.PartSpent:
 		digest := d.Err.Key[strings.LastIndex(d.Err.Key, "/")+1:]
-		run := "that is not kept any more"
+		run := "(no longer kept)"
 		if at := slices.IndexFunc(runs, func(run state.Run) bool { return run.Plan == digest }); at >= 0 {
 			run = runs[at].ID
 		}
-		r.Done = "the plan remains spent, by the run " + run
+		r.Done = "the plan stays marked as applied, by run " + run
 		r.ops = []state.Op{e.o.Store.SpentOp(digest, run)}
 	}
 	return r
@@ -170,17 +170,17 @@ func (e *Engine) repairRun(ctx context.Context, id string, r Repair, o RepairOpt
 	r.ops = e.o.Store.DropRunOps(id)
 	switch {
 	case settled:
-		r.Done = "forgotten with its journal, which says that the run ended"
+		r.Done = "removed with its journal, which says that the run ended"
 	case o.Abandon:
-		r.Done = "given up with its journal; the site is held until somebody has looked at the drift"
+		r.Done = "abandoned with its journal; the site is on hold until the drift has been reviewed"
 		r.Do = []remedy.Action{{Verb: remedy.Drift}}
 		r.ops = append(r.ops, e.o.Store.HoldOp(state.Hold{
 			Scope: schema.ScopeSite, By: e.o.Who, At: e.o.Now().UTC(),
-			Reason: fmt.Sprintf("run %s did not end and was given up, because it could not be read: look at the drift first", id),
+			Reason: fmt.Sprintf("run %s did not finish and was abandoned because it could not be read: review the drift first", id),
 		}))
 	default:
 		r.Left, r.ops = true, nil
-		r.Done = "left: the journal does not say that the run was settled, and it cannot go on. Restore a backup, or give the run up"
+		r.Done = "left unchanged: the journal does not say that the run finished, and it cannot be resumed. Restore a backup, or abandon the run"
 		r.Do = []remedy.Action{{Verb: remedy.Abandon}}
 	}
 	return r

@@ -86,7 +86,7 @@ func (e *Engine) pick(ctx context.Context, op, id string) (state.Run, error) {
 	if id != "" {
 		run, err := e.o.Store.Run(ctx, id)
 		if errors.Is(err, state.ErrNotFound) {
-			return run, remedy.For(fmt.Errorf("there is no run %s", id), remedy.Say("see which there are", remedy.Action{Verb: remedy.Runs}))
+			return run, remedy.For(fmt.Errorf("there is no run %s", id), remedy.Say("list the runs", remedy.Action{Verb: remedy.Runs}))
 		}
 		return run, err
 	}
@@ -106,7 +106,7 @@ func (e *Engine) pick(ctx context.Context, op, id string) (state.Run, error) {
 // planOf reads the plan of a run, and the bytes that its digest covers.
 func planOf(ctx context.Context, store *state.Store, run state.Run) (p *plan.Plan, body []byte, err error) {
 	if body, err = store.Blob(ctx, run.Body); err != nil {
-		return nil, nil, fmt.Errorf("the plan of run %s: %w", run.ID, err)
+		return nil, nil, fmt.Errorf("read the plan of run %s: %w", run.ID, err)
 	}
 	if p, err = plan.Decode(body); err != nil {
 		return nil, nil, fmt.Errorf("run %s: %w", run.ID, err)
@@ -126,7 +126,7 @@ func (e *Engine) journalOf(ctx context.Context, run state.Run, p *plan.Plan, bod
 	}
 	digest := sha256.Sum256(body)
 	if got := hex.EncodeToString(digest[:]); sum.Plan != got {
-		return nil, sum, fmt.Errorf("run %s: its journal is about the plan %.12s, and the plan in the store is %.12s: the store is damaged", run.ID, sum.Plan, got)
+		return nil, sum, fmt.Errorf("run %s: its journal is for plan %.12s, but the plan in the store is %.12s: the store is corrupt", run.ID, sum.Plan, got)
 	}
 	return log, sum, nil
 }

@@ -125,7 +125,7 @@ func TestChangedSinceLookIsRefused(t *testing.T) {
 	e := s.Engine(func(o *engine.Options) { o.Parallelism = 1 })
 	defer e.Close()
 	res, err := e.Apply(context.Background(), p, engine.ApplyOptions{})
-	if err != nil || res.Run.Status != state.RunReverted || res.Run.Failed.Name != "p1" || !strings.Contains(res.Run.Message, "changed since") {
+	if err != nil || res.Run.Status != state.RunReverted || res.Run.Failed.Name != "p1" || !strings.Contains(res.Run.Message, "it changed since") {
 		t.Fatal(res.Run.Status, res.Run.Message, err)
 	}
 	if got := thingOf(t, s, "n1", "near.port", "p1").Spec["tag"]; got != int64(666) {

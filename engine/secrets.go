@@ -82,7 +82,7 @@ func notAllowed(kinds schema.Kinds, source secret.Source, ref schema.Ref, spec s
 		if only, setting := source.Allows(from); from != "" && only != "" {
 			refusals = append(refusals, plan.Refuse(ref,
 				fmt.Sprintf("%s: %s: a document from the store or the inbox may name only %s", path, from, only),
-				"to allow it, say in the configuration: "+setting))
+				"to allow it, set in the configuration: "+setting))
 		}
 		return s, nil
 	})

@@ -29,7 +29,7 @@ func (e *Engine) servers(ctx context.Context, set *providers.Set) []state.Server
 			defer func() { <-slots }()
 			id, err := p.Identity(ctx)
 			if err != nil {
-				e.o.Logger.Debug("asking a server who it is", "provider", p.Name, "scope", p.Scope, "error", err)
+				e.o.Logger.Debug("failed to query a server for its identity", "provider", p.Name, "scope", p.Scope, "error", err)
 				return
 			}
 			if id != "" {
@@ -70,8 +70,8 @@ func (e *Engine) distrust(ctx context.Context, in *plan.Input) error {
 		for at := range in.Observed.Things {
 			if at.Scope == is.Scope && (schema.Ref{Kind: at.Kind}).Provider() == is.Provider {
 				delete(in.Observed.Things, at)
-				in.Observed.Unknown[at] = fmt.Sprintf("another server answers: it calls itself %s, and what is recorded was made on %s; "+
-					"make sure that the right one is reached", is.Identity, was.Identity)
+				in.Observed.Unknown[at] = fmt.Sprintf("another server answers: it identifies itself as %s, but the recorded objects were created on %s; "+
+					"make sure that converge reaches the right one", is.Identity, was.Identity)
 				if in.Observed.Others == nil {
 					in.Observed.Others = map[schema.Place]bool{}
 				}
@@ -96,7 +96,7 @@ func (e *Engine) sameServers(ctx context.Context, set *providers.Set, p *plan.Pl
 	}
 	var ds []event.Difference
 	for _, pair := range strangers(expected, e.servers(ctx, set)) {
-		ds = append(ds, event.Difference{Detail: fmt.Sprintf("the plan was made for the %s of %s that calls itself %s, and %s answers",
+		ds = append(ds, event.Difference{Detail: fmt.Sprintf("the plan was made for the %s server in scope %s that identifies itself as %s, but %s answers",
 			pair[0].Provider, pair[0].Scope, pair[0].Identity, pair[1].Identity)})
 	}
 	if len(ds) > 0 {

@@ -38,7 +38,7 @@ func TestAnotherServer(t *testing.T) {
 
 	name = "lab"
 	var stale *engine.StaleError
-	if _, err := with().Apply(ctx, p, engine.ApplyOptions{}); !errors.As(err, &stale) || !strings.Contains(err.Error(), "calls itself fra1, and lab answers") {
+	if _, err := with().Apply(ctx, p, engine.ApplyOptions{}); !errors.As(err, &stale) || !strings.Contains(err.Error(), "identifies itself as fra1, but lab answers") {
 		t.Errorf("a plan for fra1 was applied to lab: %v", err)
 	}
 	name = "fra1"
@@ -48,7 +48,7 @@ func TestAnotherServer(t *testing.T) {
 
 	name, world = "lab", other
 	p, err = with().Plan(ctx, doc, plan.Options{})
-	if err != nil || !p.Empty() || len(p.Unknown) != 1 || !strings.Contains(p.Unknown[0].Error, "calls itself lab, and what is recorded was made on fra1") {
+	if err != nil || !p.Empty() || len(p.Unknown) != 1 || !strings.Contains(p.Unknown[0].Error, "identifies itself as lab, but the recorded objects were created on fra1") {
 		t.Fatalf("the plan for another server is %+v (%v)", p, err)
 	}
 	if r, err := with().Drift(ctx, schema.Site{Name: "test", ID: enginetest.SiteID}); err != nil || r.Complete || len(r.Drifted) > 0 {
@@ -100,12 +100,12 @@ func TestLoneThingGone(t *testing.T) {
 		goes       []schema.Ref
 		refused    string // a part of the reason; empty: it is created again
 	}{
-		"all of a site":                     {resources: map[string]string{node.String(): `{"mode": "a"}`}, goes: []schema.Ref{node}, refused: "the only recorded thing of near in scope n1"},
-		"all of a site, on the same server": {node: "N1", resources: map[string]string{node.String(): `{"mode": "a"}`}, goes: []schema.Ref{node}, refused: "the only recorded thing of the site"},
-		"one of a node":                     {resources: map[string]string{node.String(): `{"mode": "a"}`, "site/far.guard/g": `{}`}, goes: []schema.Ref{node}, refused: "the only recorded thing of near in scope n1"},
+		"all of a site":                     {resources: map[string]string{node.String(): `{"mode": "a"}`}, goes: []schema.Ref{node}, refused: "the only recorded object of near in scope n1"},
+		"all of a site, on the same server": {node: "N1", resources: map[string]string{node.String(): `{"mode": "a"}`}, goes: []schema.Ref{node}, refused: "the only recorded object of the site"},
+		"one of a node":                     {resources: map[string]string{node.String(): `{"mode": "a"}`, "site/far.guard/g": `{}`}, goes: []schema.Ref{node}, refused: "the only recorded object of near in scope n1"},
 		"one of the same node":              {node: "N1", resources: map[string]string{node.String(): `{"mode": "a"}`, "site/far.guard/g": `{}`}, goes: []schema.Ref{node}},
 		"one of each of the same": {site: "S", node: "N1", resources: map[string]string{node.String(): `{"mode": "a"}`, "site/far.guard/g": `{}`},
-			goes: []schema.Ref{node, {Scope: "site", Kind: "far.guard", Name: "g"}}, refused: "none of the 2 recorded things of the site"},
+			goes: []schema.Ref{node, {Scope: "site", Kind: "far.guard", Name: "g"}}, refused: "all 2 recorded objects of the site are gone"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := enginetest.New()

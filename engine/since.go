@@ -101,7 +101,7 @@ func (u *undo) leaveAside(p *plan.Plan, sum journal.Replay) {
 		}
 		if did := sum.Undo[i]; did.Spared() {
 			_, why, _ := strings.Cut(did.Outcome.Message, ref.String()+": ")
-			u.refuse(ref, remedy.Say("take that back and go on with the run", remedy.Of(remedy.Resume, u.run.ID)), "the run has not undone it: %s", why)
+			u.refuse(ref, remedy.Say("revert that change and resume the run", remedy.Of(remedy.Resume, u.run.ID)), "the run did not revert it: %s", why)
 		}
 	}
 }
@@ -148,7 +148,7 @@ func (u *undo) refuse(ref schema.Ref, first remedy.Remedy, reason string, args .
 var none remedy.Remedy
 
 func undoFirst(run string) remedy.Remedy {
-	return remedy.Say("undo that run first", remedy.Of(remedy.Rollback, run))
+	return remedy.Say("roll back that run first", remedy.Of(remedy.Rollback, run))
 }
 
 func (u *undo) sorted() []plan.Refusal {
@@ -164,13 +164,13 @@ func (u *undo) overtaken(settled bool) {
 		now, renamed := owners[ref.Place()][s.ExternalID]
 		switch {
 		case r != nil && r.Run == "" && !u.was(r, s):
-			u.refuse(ref, none, "it was recorded anew since, by its mark alone")
+			u.refuse(ref, none, "its record has since been rebuilt from its mark alone")
 		case r == nil && settled && renamed:
-			u.refuse(ref, remedy.Say("give it its name back", remedy.Action{Verb: remedy.Rename, Of: now.String(), To: ref.String()}), "it is recorded as %s now", now)
+			u.refuse(ref, remedy.Say("rename it back", remedy.Action{Verb: remedy.Rename, Of: now.String(), To: ref.String()}), "it is now recorded as %s", now)
 		case r != nil && r.Run != u.run.ID && !u.was(r, s):
 			u.refuse(ref, undoFirst(r.Run), "run %s has changed it since", r.Run)
 		case r == nil && settled && s.Record != nil && !s.Record.Gone:
-			u.refuse(ref, none, "it is not recorded any more")
+			u.refuse(ref, none, "it is no longer recorded")
 		}
 	}
 }
@@ -199,7 +199,7 @@ func (u *undo) released(ctx context.Context, store *state.Store, p *plan.Plan, o
 		held := slices.ContainsFunc(stops.On(ref, ""), func(h state.Hold) bool { return h.Run == u.run.ID })
 		told := slices.ContainsFunc(u.refusals, func(r plan.Refusal) bool { return r.Ref == ref })
 		if over(i) && !held && !told {
-			u.refuse(ref, none, "the run no longer holds it, and run %s has been carried out since", runs[later].ID)
+			u.refuse(ref, none, "the run's hold on it was released, and run %s has been carried out since", runs[later].ID)
 		}
 	}
 	return nil
@@ -262,13 +262,13 @@ func (u *undo) compare(in plan.Input) error {
 		switch s := u.steps[d.Ref]; {
 		case s == nil || s.Action == plan.Delete:
 		case !d.TakenBy.IsZero():
-			u.refuse(d.Ref, remedy.Say("find out who took it over"), "the thing is now marked as %s of site %s", d.TakenBy.Ref, d.TakenBy.Site)
+			u.refuse(d.Ref, remedy.Say("find out who adopted it"), "the object is now marked as %s of site %s", d.TakenBy.Ref, d.TakenBy.Site)
 		case d.Missing && s.Action == plan.Forget:
-			u.refuse(d.Ref, remedy.Say("have whoever it was left to make it again"), "it is gone")
+			u.refuse(d.Ref, remedy.Say("have its new owner recreate it"), "it is gone")
 		case d.Missing && s.Action != plan.Create:
-			u.refuse(d.Ref, remedy.Say("have it made again", remedy.Action{Verb: remedy.Apply}), "it is gone")
+			u.refuse(d.Ref, remedy.Say("recreate it", remedy.Action{Verb: remedy.Apply}), "it is gone")
 		case len(d.Changes) > 0:
-			u.refuse(d.Ref, remedy.Say("take that back", remedy.Action{Verb: remedy.Drift}), "somebody has changed %s since", paths(d.Changes))
+			u.refuse(d.Ref, remedy.Say("revert that change", remedy.Action{Verb: remedy.Drift}), "another client has changed %s since", paths(d.Changes))
 		}
 	}
 	for ref, s := range u.steps {
@@ -347,10 +347,10 @@ func (u *undo) occupied(now standing, s *plan.Step) {
 	owner, ours := now.owners[at][s.ExternalID]
 	switch {
 	case ours && owner != s.Ref:
-		u.refuse(s.Ref, remedy.Say("forget that", remedy.Of(remedy.Forget, owner.String())), "its thing (id %s) is recorded as %s now", s.ExternalID, owner)
+		u.refuse(s.Ref, remedy.Say("forget that resource", remedy.Of(remedy.Forget, owner.String())), "its object (id %s) is now recorded as %s", s.ExternalID, owner)
 	case ours || s.Action != plan.Delete:
 	case now.present(at)[s.ExternalID] != nil:
-		u.refuse(s.Ref, remedy.Say("remove that"), "a %s with its id (%s), which converge does not manage, is there again", s.Ref.Kind, s.ExternalID)
+		u.refuse(s.Ref, remedy.Say("remove that object"), "an unmanaged %s with its id (%s) exists again", s.Ref.Kind, s.ExternalID)
 	}
 }
 
@@ -378,10 +378,10 @@ func (u *undo) referred(now standing, to *state.Record) {
 			_, aside := u.aside[owner]
 			switch {
 			case !ours:
-				u.refuse(to.Ref, remedy.Say("remove that"), "%s %s (id %s), which converge does not manage, refers to it", k.Name, t.Name, t.ID)
+				u.refuse(to.Ref, remedy.Say("remove that object"), "the unmanaged %s %s (id %s) refers to it", k.Name, t.Name, t.ID)
 			case u.steps[owner] == nil && !aside:
 				run := u.records[owner].Run
-				u.refuse(to.Ref, undoFirst(run), "%s refers to it, which run %s left", owner, run)
+				u.refuse(to.Ref, undoFirst(run), "%s, left by run %s, refers to it", owner, run)
 			}
 		}
 	}

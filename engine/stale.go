@@ -51,7 +51,7 @@ func (e *Engine) stale(ctx context.Context, set *providers.Set, p *plan.Plan, re
 			continue
 		}
 		if !sameRecord(s.Prior, records[s.Ref]) {
-			ds = append(ds, event.Difference{Ref: s.Ref, Detail: "another run changed it since"})
+			ds = append(ds, event.Difference{Ref: s.Ref, Detail: "another run has changed it since"})
 			continue
 		}
 		if s.Before != nil || s.Action == plan.Create {
@@ -91,11 +91,11 @@ func (e *Engine) changedSince(s *plan.Step, have *providers.Thing, names plan.Na
 	case s.Action == plan.Create && (gone || s.Replace): // what is replaced is there under the same natural key
 		return ""
 	case s.Action == plan.Create:
-		return "it exists by now"
+		return "it now exists"
 	case gone:
 		return "it is gone"
 	case s.Called != "" && have.Name != s.Called:
-		return fmt.Sprintf("it is called %q by now", have.Name)
+		return fmt.Sprintf("it is now named %q", have.Name)
 	}
 	kind := e.o.Kinds[s.Ref.Kind]
 	now := diff.Named(kind, have.Spec, names.In(s.Ref.Scope))
@@ -105,7 +105,7 @@ func (e *Engine) changedSince(s *plan.Step, have *providers.Thing, names plan.Na
 	same := func(_, id string) string { return id }
 	changes := append(diff.Compare(kind, s.Before, now, nil, nil, same), diff.Compare(kind, now, s.Before, nil, nil, same)...)
 	if len(changes) == 0 {
-		return "it changed"
+		return "it has changed"
 	}
 	was, _ := json.Marshal(changes[0].After)
 	is, _ := json.Marshal(changes[0].Before)
@@ -177,7 +177,7 @@ func (e *Engine) unfit(ctx context.Context, set *providers.Set, p *plan.Plan) ([
 				why = plan.Unfit(e.o.Kinds[s.Ref.Kind].Field(c.Field).Choose, t, had[s.Ref][c.Field] == c.ID)
 			}
 			if why != "" {
-				ds = append(ds, event.Difference{Ref: s.Ref, Detail: fmt.Sprintf("the %s %s that was chosen for it cannot be had any more: %s", c.Kind, c.ID, why)})
+				ds = append(ds, event.Difference{Ref: s.Ref, Detail: fmt.Sprintf("the %s %s chosen for it is no longer available: %s", c.Kind, c.ID, why)})
 			}
 		}
 	}

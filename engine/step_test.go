@@ -104,7 +104,7 @@ func TestRollbackToStep(t *testing.T) {
 			if want != state.RunRolledBack {
 				return
 			}
-			if _, err := rollback(s, run, keep+1); err == nil || !strings.Contains(err.Error(), "was undone before") {
+			if _, err := rollback(s, run, keep+1); err == nil || !strings.Contains(err.Error(), "has already been reverted") {
 				t.Errorf("forward again: %v", err)
 			}
 			if res, err := rollback(s, run, keep); err != nil || res.Run.Kept != keep || res.Run.Ended == nil {
@@ -289,7 +289,7 @@ func TestRollbackToStepOfStoppedRun(t *testing.T) {
 			t.Errorf("%d: %s, %v", keep, res.Run.Stands(), err)
 		}
 	}
-	if _, err := rollback(s, run, -1); err == nil || !strings.Contains(err.Error(), "counted from 1") {
+	if _, err := rollback(s, run, -1); err == nil || !strings.Contains(err.Error(), "numbered from 1") {
 		t.Errorf("%v", err)
 	}
 	if _, err := rollback(s, run, 13); err == nil || !strings.Contains(err.Error(), "beyond its last step, 12") {
@@ -355,7 +355,7 @@ func TestRollbackToStepPartsNoChange(t *testing.T) {
 		_, err := e.Undoing(context.Background(), run, keep)
 		e.Close()
 		parts := keep > halves[0] && keep <= halves[1]
-		want := fmt.Sprintf("n1/near.port/p0 is changed in more than one step, and these are kept or undone together: roll back to step %d or %d", halves[0], halves[1]+1)
+		want := fmt.Sprintf("n1/near.port/p0 is changed by more than one step, and these must be kept or rolled back together: roll back to step %d or %d", halves[0], halves[1]+1)
 		switch {
 		case parts && (err == nil || !strings.Contains(err.Error(), want)):
 			t.Errorf("%d: %v, want %s", keep, err, want)

@@ -45,7 +45,7 @@ func (e *Engine) build(ctx context.Context, set *providers.Set, s state.Server) 
 		}
 		build, err := p.Build(ctx)
 		if err != nil {
-			e.o.Logger.Debug("asking a server what it runs", "provider", p.Name, "scope", p.Scope, "error", err)
+			e.o.Logger.Debug("failed to query a server for its version", "provider", p.Name, "scope", p.Scope, "error", err)
 		}
 		return build
 	}

@@ -227,27 +227,27 @@ func TestTamperedPlan(t *testing.T) {
 			steps[0]["needs"], steps[1]["needs"] = []int{1}, []int{0}
 		}},
 		{"no steps under another name", "unknown object member", func(p map[string]any, _ []map[string]any) { p["STEPS"] = []any{} }},
-		{"an unknown action", "no such action", func(_ map[string]any, steps []map[string]any) { steps[0]["action"] = "explode" }},
-		{"an unknown class", "no class of undo", func(_ map[string]any, steps []map[string]any) { steps[0]["undo"] = "R0" }},
-		{"a milder class", "undoing the delete means R3", func(p map[string]any, steps []map[string]any) { // all of it, waves and order too
+		{"an unknown action", "unknown action", func(_ map[string]any, steps []map[string]any) { steps[0]["action"] = "explode" }},
+		{"an unknown class", "unknown undo class", func(_ map[string]any, steps []map[string]any) { steps[0]["undo"] = "R0" }},
+		{"a milder class", "reverting the delete means R3", func(p map[string]any, steps []map[string]any) { // all of it, waves and order too
 			for _, step := range steps {
 				step["undo"] = "R1"
 			}
 			reorder(t, p)
 		}},
-		{"a class from before an upgrade", "undoing the update means R1", func(p map[string]any, steps []map[string]any) {
+		{"a class from before an upgrade", "reverting the update means R1", func(p map[string]any, steps []map[string]any) {
 			find(steps, "update", "n1/near.port/p0")["undo"] = "R2"
 		}},
 		{"a step for which nothing waits", "does not wait for", func(p map[string]any, steps []map[string]any) {
 			delete(find(steps, "create", "site/far.host/c1"), "needs")
 			reorder(t, p)
 		}},
-		{"another id", "not its own", func(_ map[string]any, steps []map[string]any) {
+		{"another id", "the wrong id for it", func(_ map[string]any, steps []map[string]any) {
 			step := find(steps, "create", "site/far.guard/new")
 			step["external_id"] = "another"
 			step["record"].(map[string]any)["id"] = "another"
 		}},
-		{"an incarnation again", "was there already", func(_ map[string]any, steps []map[string]any) {
+		{"an incarnation again", "already existed", func(_ map[string]any, steps []map[string]any) {
 			step := find(steps, "create", "site/far.guard/new")
 			step["prior"] = map[string]any{"ref": step["ref"], "id": "", "incarnation": 1, "gone": true, "spec": nil, "run": "r", "at": "2026-01-01T00:00:00Z"}
 		}},
@@ -263,7 +263,7 @@ func TestTamperedPlan(t *testing.T) {
 			step["ref"], step["record"].(map[string]any)["ref"] = "site/far.nothing/new", "site/far.nothing/new"
 			reorder(t, p)
 		}},
-		{"no limit", "nobody asked for that", func(p map[string]any, _ []map[string]any) { delete(p, "max_destroy") }},
+		{"no limit", "that was not requested", func(p map[string]any, _ []map[string]any) { delete(p, "max_destroy") }},
 		{"another limit", "its document says", func(p map[string]any, _ []map[string]any) { p["max_destroy"] = "99%" }},
 		{"a limit of the document", "max_destroy (1) allows 1", func(p map[string]any, _ []map[string]any) {
 			p["max_destroy"] = "1"
@@ -272,10 +272,10 @@ func TestTamperedPlan(t *testing.T) {
 		{"another document", "document_digest", func(p map[string]any, _ []map[string]any) {
 			p["document"] = json.RawMessage(`{"site":{"name":"test","id":"` + enginetest.SiteID + `"},"policy":{"max_destroy":"100%"}}`)
 		}},
-		{"another site's document", "and its document for site", func(p map[string]any, _ []map[string]any) {
+		{"another site's document", "but its document is for site", func(p map[string]any, _ []map[string]any) {
 			document(p, func(doc map[string]any) { doc["site"].(map[string]any)["name"] = "another" })
 		}},
-		{"another site", "what is recorded of test belongs to the site with the id", func(p map[string]any, steps []map[string]any) {
+		{"another site", "the records of test belong to the site with the id", func(p map[string]any, steps []map[string]any) {
 			const id = "6a2f8c1e-7b0d-4f3a-9c61-2e8d4b7a9f10"
 			p["site"].(map[string]any)["id"] = id
 			document(p, func(doc map[string]any) { doc["site"].(map[string]any)["id"] = id })
@@ -289,7 +289,7 @@ func TestTamperedPlan(t *testing.T) {
 				}
 			}
 		}},
-		{"somebody else's mark", "marked as that of site another", func(_ map[string]any, steps []map[string]any) {
+		{"somebody else's mark", "carries the mark of site another", func(_ map[string]any, steps []map[string]any) {
 			for _, step := range steps {
 				if mark, ok := step["mark"].(map[string]any); ok {
 					for name := range mark {
@@ -331,7 +331,7 @@ func TestTamperedPlan(t *testing.T) {
 			reorder(t, p)
 		})
 		_, _, err = s.apply(t.Context(), plan.Seal(text, s.key), (*plan.Plan).Approval)
-		if err == nil || !strings.Contains(err.Error(), "protected from being deleted") {
+		if err == nil || !strings.Contains(err.Error(), "protected from deletion") {
 			t.Errorf("the error is %v", err)
 		}
 		s.untouched(t, "protected")

@@ -196,7 +196,7 @@ func (tr *trace) harmed(t *testing.T, rng *rand.Rand, what string, at int, key s
 		h.store[key], h.want = old, rolledBack[kind]
 		if kind == "run" {
 			h.want = seems(t, old)
-			h.keys = append(h.keys, "run "+tr.run+" has not ended", "there is no run to resume")
+			h.keys = append(h.keys, "run "+tr.run+" is still open", "there is no run to resume")
 		}
 	case "journals exchanged":
 		mine := "/converge/test/journal/" + tr.run + "/"
@@ -371,7 +371,7 @@ func TestTortureDamagedStopStops(t *testing.T) {
 		}
 		before := s.World.Dump()
 		key := "/converge/test/hold/" + scope
-		says := strings.TrimPrefix(scope, "run:") + " is held"
+		says := strings.TrimPrefix(scope, "run:") + " is on hold"
 		err := s.Store.Hold(ctx, scope, "ada", "maintenance")
 		if of, run := strings.CutPrefix(scope, "run:"); run {
 			rerr := s.Store.Release(ctx, scope, "ada", "")

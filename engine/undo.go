@@ -49,7 +49,7 @@ func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Resul
 		switch {
 		case err != nil:
 		case o.Approve != "" && !plan.Approves(o.Approve, inverse.Approval()):
-			err = &StaleError{[]event.Difference{{Detail: fmt.Sprintf("run %s went on since it was shown what would be undone", run.ID)}}}
+			err = &StaleError{[]event.Difference{{Detail: fmt.Sprintf("run %s has progressed since its rollback was shown", run.ID)}}}
 		case o.Keep > 0 && inverse.Empty() && ended(run):
 			err = errNothingLeft
 		}
@@ -58,7 +58,7 @@ func (e *Engine) Rollback(ctx context.Context, id string, o ApplyOptions) (Resul
 }
 
 // errNothingLeft reports that a run is already as requested.
-var errNothingLeft = errors.New("nothing is left to undo")
+var errNothingLeft = errors.New("nothing left to roll back")
 
 // Undoable reports whether Rollback would undo a run once nothing holds the site, as far as the store alone shows: not when the
 // run is already undone or did what cannot be undone exactly, when a later run has changed what it left, nor while another run is
@@ -101,12 +101,12 @@ func (e *Engine) inverse(ctx context.Context, run state.Run, p *plan.Plan, sum j
 }
 
 // writeAnew is the remedy where something cannot be undone.
-const writeAnew = "write a document that describes what you want now, and apply that"
+const writeAnew = "write a document that describes what you want now, and apply it"
 
 // undoing is [Engine.inverse] as far as the plan and the journal show.
 func undoing(run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.Plan, error) {
 	if run.Status == state.RunReverted {
-		return nil, fmt.Errorf("run %s is reverted already", run.ID)
+		return nil, fmt.Errorf("run %s is already reverted", run.ID)
 	}
 	if err := keeps(run, p, sum, keep); err != nil {
 		return nil, fmt.Errorf("run %s cannot be rolled back to step %d: %w", run.ID, keep, err)
@@ -127,25 +127,25 @@ func undoing(run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.P
 // keeps returns why the first keep steps of a run cannot be kept while the others are undone; nil when they can.
 func keeps(run state.Run, p *plan.Plan, sum journal.Replay, keep int) error {
 	if keep < 0 {
-		return errors.New("steps are counted from 1; step 0 means all of the run")
+		return errors.New("steps are numbered from 1; step 0 means the whole run")
 	}
 	if n := len(p.Steps); keep > n {
-		return remedy.For(fmt.Errorf("that is beyond its last step, %d", n), remedy.Say("look at its steps", remedy.Of(remedy.ShowRun, run.ID)))
+		return remedy.For(fmt.Errorf("that is beyond its last step, %d", n), remedy.Say("show its steps", remedy.Of(remedy.ShowRun, run.ID)))
 	}
 	for i := range min(keep, len(p.Steps)) {
 		s := &p.Steps[i]
 		switch {
 		case !sum.Forward[i].Finished():
-			return remedy.For(fmt.Errorf("step %d, %s %s, is not done, and what is kept has to be", i+1, s.Action, s.Ref), remedy.Say("go on with the run", remedy.Of(remedy.Resume, run.ID)))
+			return remedy.For(fmt.Errorf("step %d, %s %s, is not done; every step that is kept must be done", i+1, s.Action, s.Ref), remedy.Say("resume the run", remedy.Of(remedy.Resume, run.ID)))
 		case sum.Undo[i].Effect():
-			return fmt.Errorf("step %d, %s %s, was undone before, in whole or in part", i+1, s.Action, s.Ref)
+			return fmt.Errorf("step %d, %s %s, has already been reverted, fully or partly", i+1, s.Action, s.Ref)
 		}
 	}
 	if keep >= len(p.Steps) && !ended(run) {
-		return remedy.For(errors.New("no step comes after it"), remedy.Say("bring the run to its end", remedy.Of(remedy.Resume, run.ID)))
+		return remedy.For(errors.New("no step comes after it"), remedy.Say("finish the run", remedy.Of(remedy.Resume, run.ID)))
 	}
 	if below, above := p.Whole(keep); below < keep {
-		return fmt.Errorf("%s is changed in more than one step, and these are kept or undone together: roll back to step %d or %d", p.Steps[below].Ref, below, above)
+		return fmt.Errorf("%s is changed by more than one step, and these must be kept or rolled back together: roll back to step %d or %d", p.Steps[below].Ref, below, above)
 	}
 	return nil
 }

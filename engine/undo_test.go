@@ -166,7 +166,7 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 	for name, c := range map[string]struct {
 		done  []map[string]string // the last of these is undone
 		since func(*testing.T, *enginetest.Site)
-		says  string // empty: it is undone
+		says  string // empty: it is undone; RUN: the newest run
 	}{
 		"changed by a later run, undoing the change":   {docs[:2], apply(docs[2]), "has changed it since"},
 		"changed by a later run, undoing the creation": {docs[:1], apply(docs[1]), "has changed it since"},
@@ -175,7 +175,7 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 		"removed by a later run":                  {docs[:1], apply(docs[4]), "has changed it since"},
 		"changed there and back":                  {docs[:1], apply(docs[1], docs[0]), ""},
 		"a later run that changed something else": {docs[:3], apply(docs[5]), ""},
-		"referred to by what a later run made":    {docs[:1], apply(docs[3]), "site/far.host/h refers to it"},
+		"referred to by what a later run made":    {docs[:1], apply(docs[3]), "site/far.host/h, left by run RUN, refers to it"},
 		"referred to by a stranger's thing": {docs[:1], func(t *testing.T, s *enginetest.Site) {
 			rec, err := s.Store.Record(ctx, schema.Ref{Scope: "site", Kind: "far.net", Name: "n"})
 			if err != nil {
@@ -185,13 +185,13 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 			if err := s.World.Put("site", "far.host", theirs); err != nil {
 				t.Fatal(err)
 			}
-		}, "which converge does not manage, refers to it"},
-		"changed by hand, undoing the change": {docs[:2], edit("site/far.net/n", func(t *providers.Thing) { t.Spec["size"] = int64(7) }), "somebody has changed size since"},
+		}, "the unmanaged far.host theirs (id theirs) refers to it"},
+		"changed by hand, undoing the change": {docs[:2], edit("site/far.net/n", func(t *providers.Thing) { t.Spec["size"] = int64(7) }), "another client has changed size since"},
 		"changed by hand, undoing the creation": {docs[:1], edit("site/far.net/n", func(t *providers.Thing) { t.Spec["size"] = int64(7) }),
-			"somebody has changed size since"},
+			"another client has changed size since"},
 		"changed by hand where the document states nothing": {docs[:1], edit("site/far.net/n", func(t *providers.Thing) {
 			t.Spec["labels"] = map[string]any{"env": "mine"}
-		}), "somebody has changed labels"},
+		}), "another client has changed labels.env since"},
 		"deleted by hand, undoing the change":            {docs[:2], edit("site/far.net/n", nil), "it is gone"},
 		"deleted by hand, undoing the creation":          {docs[:1], edit("site/far.net/n", nil), ""},
 		"taken by another site, undoing the creation":    {docs[:1], taken, "marked as site/far.net/n of site 22222222"},
@@ -200,15 +200,15 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 		"taken by another site, undoing what is kept in mind": {
 			[]map[string]string{docs[0], docs[7]}, taken, "marked as site/far.net/n of site 22222222"},
 		"left to others":               {handed, nothing, ""},
-		"left to others, who change":   {handed, resized, "somebody has changed size since"},
-		"left to others, who add":      {handed, labelled, "somebody has changed labels.env since"},
+		"left to others, who change":   {handed, resized, "another client has changed size since"},
+		"left to others, who add":      {handed, labelled, "another client has changed labels.env since"},
 		"left to others, who delete":   {handed, edit("site/far.net/n", nil), "it is gone"},
 		"kept in mind, and gone since": {[]map[string]string{docs[0], docs[7]}, edit("site/far.net/n", nil), "it is gone"},
 		"made again by another": {docs[8:], func(t *testing.T, s *enginetest.Site) {
 			if err := s.World.Put("n1", "near.bridge", providers.Thing{ID: "b", Name: "b", Spec: schema.Object{}, Phase: providers.Ready}); err != nil {
 				t.Fatal(err)
 			}
-		}, "is there again"},
+		}, "an unmanaged near.bridge with its id (b) exists again"},
 		"recorded under another name": {docs[:1], func(t *testing.T, s *enginetest.Site) {
 			rec, err := s.Store.Record(ctx, theNet)
 			if err != nil {
@@ -219,7 +219,7 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 			if _, err := s.Store.Commit(ctx, nil, []state.Op{forget, s.Store.RecordOp(rec)}); err != nil {
 				t.Fatal(err)
 			}
-		}, "it is recorded as site/far.net/renamed now: give it its name back, or write a document"},
+		}, "it is now recorded as site/far.net/renamed: rename it back, or write a document"},
 		"recorded anew": {docs[:1], func(t *testing.T, s *enginetest.Site) {
 			rec, err := s.Store.Record(ctx, theNet)
 			if err != nil {
@@ -229,13 +229,13 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 			if _, err := s.Store.Commit(ctx, nil, []state.Op{s.Store.RecordOp(rec)}); err != nil {
 				t.Fatal(err)
 			}
-		}, "it was recorded anew since, by its mark alone: write a document"},
+		}, "its record has since been rebuilt from its mark alone: write a document"},
 		"taken out of the records": {docs[:1], func(t *testing.T, s *enginetest.Site) {
 			forget := s.Store.ForgetOp(schema.Ref{Scope: "site", Kind: "far.net", Name: "n"})
 			if _, err := s.Store.Commit(ctx, nil, []state.Op{forget}); err != nil {
 				t.Fatal(err)
 			}
-		}, "not recorded any more"},
+		}, "it is no longer recorded"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := enginetest.New()
@@ -245,6 +245,11 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.since(t, s)
+			newest, err := s.Store.Runs(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			says := strings.ReplaceAll(c.says, "RUN", newest[0].ID)
 			before := s.World.Dump()
 			e := s.Engine(nil)
 			defer e.Close()
@@ -261,7 +266,7 @@ func TestRollbackOverWhatHappenedSince(t *testing.T) {
 				return
 			}
 			for op, err := range map[string]error{"looking": looking, "undoing": undoing} {
-				if !errors.As(err, &refused) || !strings.Contains(err.Error(), c.says) {
+				if !errors.As(err, &refused) || !strings.Contains(err.Error(), says) {
 					t.Errorf("%s: %v", op, err)
 				}
 			}

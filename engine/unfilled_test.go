@@ -118,7 +118,7 @@ func TestRequiredFieldThatNobodyTells(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Things of it are recorded: this may as well be a wrong server.
-		said := slices.ContainsFunc(p.Unknown, func(u plan.Unknown) bool { return u.Kind == at && strings.Contains(u.Error, "does not tell the cidr") })
+		said := slices.ContainsFunc(p.Unknown, func(u plan.Unknown) bool { return u.Kind == at && strings.Contains(u.Error, "does not report cidr") })
 		if said != c.bad || len(p.Steps) > 0 {
 			t.Errorf("%s without %s: unknown %v, steps %v", at, field, p.Unknown, p.Steps)
 		}

@@ -61,7 +61,7 @@ func TestUsedIDsAreNoTries(t *testing.T) {
 					if run == c.runs {
 						want = state.RunApplied
 					}
-					if err != nil || res.Run.Status != want || run < c.runs && !strings.Contains(res.Run.Message, "100 of its ids in a row") {
+					if err != nil || res.Run.Status != want || run < c.runs && !strings.Contains(res.Run.Message, "100 consecutive ids were reported as taken") {
 						t.Fatalf("run %d ended %s: %s, %v", run, res.Run.Status, res.Run.Message, err)
 					}
 					s.Release(t)

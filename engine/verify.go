@@ -45,7 +45,7 @@ func (e *Engine) VerifyFile(ctx context.Context, f *plan.File) error {
 		err = plan.ErrForeign
 	}
 	if errors.Is(err, plan.ErrForeign) {
-		return &RefusedError{[]plan.Refusal{plan.Refuse(schema.Ref{}, err.Error(), "plan again, and apply the file as it was saved, with the store it was planned with")}}
+		return &RefusedError{[]plan.Refusal{plan.Refuse(schema.Ref{}, err.Error(), "plan again, and apply the file unchanged, with the store it was planned with")}}
 	}
 	return err
 }
@@ -61,8 +61,8 @@ func (e *Engine) forbidden(ctx context.Context, p *plan.Plan, live int, head sta
 	}
 	if id := stored.Site.ID; live > 0 && id != "" && id != p.Site.ID {
 		refusals = append(refusals, plan.Refusal{
-			Rule: plan.RuleSameSite, Reason: fmt.Sprintf("it is for a site with the id %s, and what is recorded of %s belongs to the site with the id %s", p.Site.ID, p.Site.Name, id),
-			Remedies: []remedy.Remedy{remedy.Say("restore site.id, which never changes; a new site has a new name")},
+			Rule: plan.RuleSameSite, Reason: fmt.Sprintf("it is for the site with the id %s, but the records of %s belong to the site with the id %s", p.Site.ID, p.Site.Name, id),
+			Remedies: []remedy.Remedy{remedy.Say("restore site.id, which never changes; a new site needs a new name")},
 		})
 	}
 	refusals = append(refusals, plan.OverBudget(p, live)...)
@@ -70,7 +70,7 @@ func (e *Engine) forbidden(ctx context.Context, p *plan.Plan, live int, head sta
 		refusals = append(refusals, plan.Over(p, live, stored.Policy.MaxDestroy, plan.AllowDestroy)...)
 	}
 	return append(refusals, plan.Over(p, live, e.o.MaxDestroy, func(n int) remedy.Remedy {
-		return remedy.Say(fmt.Sprintf("look at the plan; if it is what you want, raise policy.max_destroy in the configuration to %d", n))
+		return remedy.Say(fmt.Sprintf("review the plan; if it is what you want, raise policy.max_destroy in the configuration to %d", n))
 	})...), nil
 }
 
@@ -92,7 +92,7 @@ func (e *Engine) storedHead(ctx context.Context, p *plan.Plan, head state.Head) 
 		stored, err = plan.HeadOf(body)
 	}
 	if err != nil {
-		e.o.Logger.Warn("reading the stored document", "error", err)
+		e.o.Logger.Warn("failed to read the stored document", "error", err)
 	}
 	return stored, nil
 }
@@ -113,7 +113,7 @@ func (e *Engine) honest(set *providers.Set, p *plan.Plan, recorded []state.Recor
 	}
 	if own.below != nil && len(p.Document) > 0 {
 		if err := own.read(jsontext.NewDecoder(bytes.NewReader(p.Document))); err != nil {
-			return fmt.Errorf("the document of the plan: %w", err)
+			return fmt.Errorf("decode the plan's document: %w", err)
 		}
 	}
 	var ds []event.Difference
@@ -122,7 +122,7 @@ func (e *Engine) honest(set *providers.Set, p *plan.Plan, recorded []state.Recor
 		served, _, _ := set.Find(s.Ref.Scope, s.Ref.Kind)
 		why := dishonest(p, s, e.o.Kinds[s.Ref.Kind], served.Traits, records[s.Ref])
 		if why == "" && s.Within != ownWait(s.Action, served.Traits) && s.Within != own.of(s).wait {
-			why = fmt.Sprintf("the plan waits %v for it, and neither its kind nor the document says so", s.Within)
+			why = fmt.Sprintf("the plan waits %v for it, but neither its kind nor the document says so", s.Within)
 		}
 		if why != "" {
 			ds = append(ds, event.Difference{Ref: s.Ref, Detail: why})
@@ -143,17 +143,17 @@ func dishonest(p *plan.Plan, s *plan.Step, k *schema.Kind, t providers.Traits, r
 	undo, leaves := s.Consequence(k, t)
 	switch {
 	case verb == providers.Never:
-		return fmt.Sprintf("a %s cannot be changed by a %s", k.Name, s.Action)
+		return fmt.Sprintf("a %s does not support %s", k.Name, s.Action)
 	case undo != s.Undo:
-		return fmt.Sprintf("undoing the %s means %s (%s), and the plan says %s", s.Action, undo, undo.Meaning(), s.Undo)
+		return fmt.Sprintf("reverting the %s means %s (%s), but the plan says %s", s.Action, undo, undo.Meaning(), s.Undo)
 	case leaves != s.Leaves:
-		return fmt.Sprintf("whether a %s can be deleted is not as the plan says", k.Name)
+		return fmt.Sprintf("the plan is wrong about whether a %s can be deleted", k.Name)
 	case s.Action == plan.Create && s.ExternalID != plan.ExternalID(p.Site.ID, t, s.Ref, s.Incarnation, s.Want):
-		return "the id that the plan chose for it is not its own"
+		return "the plan has the wrong id for it"
 	case s.Action == plan.Create && s.Prior != nil && s.Incarnation <= s.Prior.Incarnation:
-		return fmt.Sprintf("incarnation %d was there already", s.Incarnation)
+		return fmt.Sprintf("incarnation %d already existed", s.Incarnation)
 	case s.Action == plan.Delete && !p.Sweep && record != nil && !record.Gone && (record.Protect || !s.Replace && (record.OnRemove == schema.Refuse || record.OnRemove == schema.Forget)):
-		return "it is protected from being deleted"
+		return "it is protected from deletion"
 	}
 	for _, c := range s.Chosen {
 		if f := k.Field(c.Field); f == nil || f.Choose == nil || f.Choose.Kind != c.Kind || s.After[c.Field] != c.ID {

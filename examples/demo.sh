@@ -66,22 +66,22 @@ say "The document: one tenant with a production network. It is checked offline, 
 run converge validate site
 run converge put site
 
-say "What would it take? Nothing is changed by asking, and the answer is saved."
+say "What would it take? Planning changes nothing, and the plan is saved."
 run -2 converge plan -detailed-exitcode -out=first.plan
 
-say "Make it so: exactly that plan, once. Each step is journaled before it acts, and done only when its result was seen."
+say "Make it so: exactly that plan, once. Each step is journaled before it acts, and is done only once its result has been observed."
 run converge apply -quiet first.plan
 
 say "The second plan is empty."
 run converge plan -detailed-exitcode
 
-say "Somebody changes the VPC behind converge's back. The service replaces all that is not said again, so more is lost..."
+say "Someone changes the VPC behind converge's back. The service clears whatever a request omits, so more is lost..."
 vpc=$(converge state show -json site/carbide.vpc/prod | sed -n 's/.*"id": *"\([^"]*\)".*/\1/p' | head -n 1)
 quietly converge dev carbide call UpdateVpc "{\"id\": {\"value\": \"$vpc\"}, \"metadata\": {\"name\": \"prod\", \"description\": \"mine now\"}}"
 say "... and drift shows exactly that."
 run -2 converge drift
 
-say "Applying the same document heals it."
+say "Applying the same document repairs it."
 run converge apply -auto-approve -quiet
 run converge drift
 
@@ -106,9 +106,9 @@ say "Reverted, and proven: the simulator's world is what it was, byte for byte."
 converge dev carbide dump >after.json
 run cmp before.json after.json
 run converge runs
-say "That was all, and nothing of it stays. To try next, from here:"
+say "That is all, and nothing of it is left behind. To try next, from here:"
 cat <<'NEXT'
   bin/converge validate examples/gpu-site   # every kind, checked offline
-  bin/converge schema carbide.vpc           # what a kind may hold
+  bin/converge schema carbide.vpc           # what a kind may contain
   bin/converge help apply                   # each command, with examples
 NEXT

@@ -17,7 +17,7 @@ type guarded struct {
 	at   *Provider
 }
 
-var errNever = errors.New("the far side has no such call")
+var errNever = errors.New("the remote system does not support this call")
 
 // enter waits for one of the provider's slots, or for own, which may be nil. What may have changed during that wait is checked
 // after it: the context and the permit. leave releases the slot.

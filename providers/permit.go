@@ -78,7 +78,7 @@ type permitted struct {
 func (c *permitted) Write(b []byte) (int, error) {
 	term, err := c.permit.check()
 	if err == nil && term != c.term {
-		err = errors.New("this connection was made under a site lock that was lost since")
+		err = errors.New("this connection was made under a site lock that has since been lost")
 	}
 	if err != nil {
 		c.Conn.Close()

@@ -258,7 +258,7 @@ type OutdatedError struct {
 
 // Error implements error.
 func (e *OutdatedError) Error() string {
-	return fmt.Sprintf("the holder with epoch %d is at work on %s; this one has epoch %d", e.Stored, e.On, e.Epoch)
+	return fmt.Sprintf("the lock holder with epoch %d has taken over %s; this one has epoch %d", e.Stored, e.On, e.Epoch)
 }
 
 // Traits describe as data how a kind behaves; the engine reads them instead of requiring more methods.
@@ -352,11 +352,11 @@ func (r Revert) Meaning() string {
 	case Exact:
 		return "it is exactly as before"
 	case Restart:
-		return "its configuration comes back, what was running is lost"
+		return "its configuration is restored, but running state is lost"
 	case Replace:
-		return "only an equivalent with a new identity comes back"
+		return "only an equivalent with a new identity is created"
 	}
-	return "nothing comes back"
+	return "nothing is restored"
 }
 
 // A Served is a kind with its name and traits.

@@ -98,7 +98,7 @@ func (c *Changes) take() (ids []string, ok bool, err error) {
 	return ids, ok, c.ended
 }
 
-var errUntold = errors.New("it ended without saying why")
+var errUntold = errors.New("it ended without giving a reason")
 
 // watch wraps the watch of a kind: its errors are complete, and it never ends without one.
 func (g guarded) watch(ctx context.Context) iter.Seq2[[]string, error] {

@@ -49,7 +49,7 @@ func (r *ObjectReader) Read(d *jsontext.Decoder) (Object, error) {
 	}
 	o, ok := v.(map[string]any)
 	if !ok && v != nil {
-		return nil, errors.New("an object belongs here, and not another value")
+		return nil, errors.New("want an object, found another value")
 	}
 	return o, nil
 }
@@ -116,7 +116,7 @@ func ParseNumber(s string) (any, error) {
 	}
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil {
-		return nil, fmt.Errorf("%s is not a number that fits", s)
+		return nil, fmt.Errorf("%s is not a number that fits in 64 bits", s)
 	}
 	// This holds for any integer that fits, however it was written: package json writes a large one without an exponent,
 	// and it must read the same afterwards.

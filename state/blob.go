@@ -137,7 +137,7 @@ func (s *Store) chunk(key, digest string, packed []byte) ([]byte, error) {
 		return nil, &DamagedError{key, err.Error()}
 	}
 	if sum := sha256.Sum256(plain); hex.EncodeToString(sum[:]) != digest {
-		return nil, &DamagedError{key, "its bytes are not those of its name"}
+		return nil, &DamagedError{key, "its content does not match its name"}
 	}
 	return plain, nil
 }

@@ -17,7 +17,7 @@ import (
 const AnyRevision = -1
 
 // ErrLastSerial reports that the document already has the largest serial.
-var ErrLastSerial = errors.New("the serials of the document are used up")
+var ErrLastSerial = errors.New("the document has no serials left")
 
 // keepRevisions is how many revisions of the document are kept at least. A tenth more may accumulate before the oldest are
 // removed, so that not every write pays for it.
@@ -56,7 +56,7 @@ func (s *Store) PutDocument(ctx context.Context, body []byte, digest string, ser
 // own.
 func (s *Store) PutSigned(ctx context.Context, body []byte, digest string, sig *signed.Signature, serial int64, by string, ifRevision int64) (Head, error) {
 	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != digest {
-		return Head{}, fmt.Errorf("put the document: %w: the digest is not that of the bytes", ErrInvalid)
+		return Head{}, fmt.Errorf("put the document: %w: the digest does not match the content", ErrInvalid)
 	}
 	var err error
 	for range 10 { // each retry means that another writer was faster
@@ -88,7 +88,7 @@ func (s *Store) putDocument(ctx context.Context, body []byte, digest string, sig
 	case head.Serial > 0 && head.Digest == digest && (sig == nil || reflect.DeepEqual(sig, head.Signature)):
 		return head, nil
 	case ifRevision != AnyRevision && ifRevision != head.Revision:
-		return Head{}, &ConflictError{head, fmt.Sprintf("revision %d was expected", ifRevision)}
+		return Head{}, &ConflictError{head, fmt.Sprintf("expected revision %d", ifRevision)}
 	}
 	if serial, err = head.next(digest, serial); err != nil {
 		return Head{}, err
@@ -117,13 +117,13 @@ func (h Head) next(digest string, serial int64) (int64, error) {
 	case h.Serial > 0 && h.Digest == digest:
 		return h.Serial, nil
 	case h.Serial >= schema.MaxSerial:
-		return 0, fmt.Errorf("%w: the newest revision has %d, the largest there is, so none can follow it", ErrLastSerial, h.Serial)
+		return 0, fmt.Errorf("%w: the newest revision has %d, the largest possible, so none can follow it", ErrLastSerial, h.Serial)
 	case serial > schema.MaxSerial:
-		return 0, fmt.Errorf("%w: the serial %d is above %d, the largest there is", ErrInvalid, serial, int64(schema.MaxSerial))
+		return 0, fmt.Errorf("%w: serial %d is above %d, the largest possible", ErrInvalid, serial, int64(schema.MaxSerial))
 	case serial == 0:
 		return h.Serial + 1, nil
 	case serial <= h.Serial:
-		return 0, &ConflictError{h, fmt.Sprintf("the serial %d is not above it", serial)}
+		return 0, &ConflictError{h, fmt.Sprintf("serial %d is not higher", serial)}
 	}
 	return serial, nil
 }
@@ -211,7 +211,7 @@ func (s *Store) Document(ctx context.Context, serial int64) (Head, []byte, error
 		return h, nil, fmt.Errorf("read the document with serial %d: %w", h.Serial, err)
 	}
 	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != h.Digest {
-		return h, nil, &DamagedError{key, "its chunks do not add up to its digest"}
+		return h, nil, &DamagedError{key, "its chunks do not match its digest"}
 	}
 	return h, body, nil
 }

@@ -29,7 +29,7 @@ type Hold struct {
 
 // Text describes what is held, and why.
 func (h Hold) Text() string {
-	text := h.Scope + " is held: " + h.Reason
+	text := h.Scope + " is on hold: " + h.Reason
 	if h.Scope == FrozenScope {
 		return "the site is frozen: " + h.Reason
 	}
@@ -128,11 +128,11 @@ func (s *Store) Stops(ctx context.Context) (*Stops, error) {
 	read := func(it Item, scope string, ofRun bool) Hold {
 		var h Hold
 		if err := decode(it, &h); err != nil {
-			h = Hold{Reason: "set with another client: its value is not one that converge writes"}
+			h = Hold{Reason: "set by another client: its value is not in converge's format"}
 		}
 		h.Scope = scope
 		if !ofRun && h.By == "" && (h.Run == "" || scope != FrozenScope) { // set by hand with another client
-			h.By = "somebody"
+			h.By = "another client"
 		}
 		x.revisions[it.Key] = it.Modified
 		return h

@@ -83,7 +83,7 @@ func (s *Store) Answer(ctx context.Context, r InboxResult) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("answer what lies in the inbox: %w", err)
+		return fmt.Errorf("answer the document in the inbox: %w", err)
 	}
 	return nil
 }
@@ -111,7 +111,7 @@ func (s *Store) AnswerApplied(ctx context.Context, serial int64, a InboxApplied)
 	r.Applied = &a
 	_, err = s.kv.Commit(ctx, []Guard{{Key: key, Revision: it.Modified}}, []Op{s.put(key, r)})
 	if err != nil && !errors.Is(err, ErrGuard) {
-		return fmt.Errorf("answer what became of serial %d: %w", serial, err)
+		return fmt.Errorf("record the result of serial %d: %w", serial, err)
 	}
 	return nil
 }

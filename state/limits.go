@@ -16,7 +16,7 @@ const (
 // operations, guards or bytes, when a key is empty, and when two operations name the same key.
 func Check(guards []Guard, ops []Op) error {
 	if len(ops) > MaxOps || len(guards) > MaxOps {
-		return fmt.Errorf("%w: %d operations and %d guards, at most %d of each are possible", ErrInvalid, len(ops), len(guards), MaxOps)
+		return fmt.Errorf("%w: %d operations and %d guards; the limit is %d of each", ErrInvalid, len(ops), len(guards), MaxOps)
 	}
 	size := 0
 	seen := make(map[string]bool, len(ops))
@@ -33,7 +33,7 @@ func Check(guards []Guard, ops []Op) error {
 			prefixes = append(prefixes, op.Key)
 		}
 		if size += len(op.Key) + len(op.Value); size > MaxBytes {
-			return fmt.Errorf("%w: %s brings it over %d bytes", ErrInvalid, op.Key, MaxBytes)
+			return fmt.Errorf("%w: with %s it exceeds %d bytes", ErrInvalid, op.Key, MaxBytes)
 		}
 	}
 	for _, p := range prefixes {
@@ -48,7 +48,7 @@ func Check(guards []Guard, ops []Op) error {
 			return fmt.Errorf("%w: a guard without a key", ErrInvalid)
 		}
 		if size += len(g.Key); size > MaxBytes {
-			return fmt.Errorf("%w: the guard on %s brings it over %d bytes", ErrInvalid, g.Key, MaxBytes)
+			return fmt.Errorf("%w: with the guard on %s it exceeds %d bytes", ErrInvalid, g.Key, MaxBytes)
 		}
 	}
 	return nil

@@ -120,7 +120,7 @@ func (s *Store) Lock(ctx context.Context, info LockInfo, o LockOptions) (*Lock, 
 			o.OnWait(told)
 		}
 		if err := retry.Sleep(ctx, min(rest, pollLock)); err != nil {
-			return nil, fmt.Errorf("wait for the lock of the site: %w", err)
+			return nil, fmt.Errorf("wait for the site lock: %w", err)
 		}
 	}
 }
@@ -129,7 +129,7 @@ func (s *Store) Lock(ctx context.Context, info LockInfo, o LockOptions) (*Lock, 
 func (s *Store) tryLock(ctx context.Context, info LockInfo, ttl time.Duration) (_ *Lock, err error) {
 	lease, err := s.kv.Lease(ctx, ttl)
 	if err != nil {
-		return nil, fmt.Errorf("take the lock of the site: %w", err)
+		return nil, fmt.Errorf("acquire the site lock: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -142,7 +142,7 @@ func (s *Store) tryLock(ctx context.Context, info LockInfo, ttl time.Duration) (
 	key := s.key("leader")
 	_, err = s.kv.Commit(ctx, []Guard{{Key: key}}, []Op{{Key: key, Value: encode(key, info), Lease: lease}})
 	if err != nil && !errors.Is(err, ErrUnknown) {
-		return nil, fmt.Errorf("take the lock of the site: %w", err)
+		return nil, fmt.Errorf("acquire the site lock: %w", err)
 	}
 	if err := failpoint.At("lock.take.after"); err != nil {
 		return nil, err
@@ -150,14 +150,14 @@ func (s *Store) tryLock(ctx context.Context, info LockInfo, ttl time.Duration) (
 	// Read back, because the lease may already be gone, and a reply may have been lost.
 	have, it, err := read[LockInfo](ctx, s, key)
 	if errors.Is(err, ErrNotFound) || err == nil && have.ID != info.ID {
-		return nil, fmt.Errorf("take the lock of the site: %w", ErrGuard)
+		return nil, fmt.Errorf("acquire the site lock: %w", ErrGuard)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("take the lock of the site: %w", err)
+		return nil, fmt.Errorf("acquire the site lock: %w", err)
 	}
 	l := &Lock{s: s, lease: lease, ttl: ttl, leader: Guard{Key: key, Created: true, Revision: it.Created}}
 	if err := l.raiseEpoch(ctx, info); err != nil {
-		return nil, fmt.Errorf("take the lock of the site: %w", err)
+		return nil, fmt.Errorf("acquire the site lock: %w", err)
 	}
 	if err := failpoint.At("lock.epoch.after"); err != nil {
 		return nil, err
@@ -292,7 +292,7 @@ func (l *Lock) Commit(ctx context.Context, guards []Guard, ops []Op) (revision i
 			if errors.Is(verr, ErrFenced) {
 				return 0, verr
 			}
-			return 0, fmt.Errorf("%w; whether the lock is still held could not be read: %w", err, verr)
+			return 0, fmt.Errorf("%w; could not read whether the lock is still held: %w", err, verr)
 		}
 	}
 	return revision, err
@@ -343,7 +343,7 @@ func (l *Lock) Describe(ctx context.Context, run, text string) error {
 	info := l.Info()
 	info.Run, info.Info = run, text
 	if _, err := l.Commit(ctx, nil, []Op{{Key: l.leader.Key, Value: encode(l.leader.Key, info), Lease: l.lease}}); err != nil {
-		return fmt.Errorf("describe the lock: %w", err)
+		return fmt.Errorf("update the lock description: %w", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -366,7 +366,7 @@ func (l *Lock) Close() error {
 		})
 		cancel()
 	}
-	l.end(fmt.Errorf("%w: it was given back", ErrFenced))
+	l.end(fmt.Errorf("%w: it was released", ErrFenced))
 	l.watched.Wait()
 	return l.lease.Close()
 }
@@ -456,10 +456,10 @@ func (s *Store) Restored(ctx context.Context, by, reason string) (epochNow int64
 			s.put(s.key("epoch"), epoch{Epoch: entry.Epoch, By: by}),
 			s.put(s.key("audit", NewRunID(now)), entry),
 			s.AmendedOp(Amended{Epoch: entry.Epoch, Action: entry.Action, By: by, At: now}),
-			s.HoldOp(Hold{Scope: schema.ScopeSite, By: by, At: now, Reason: "the store was restored from a backup: look at the drift first"}),
+			s.HoldOp(Hold{Scope: schema.ScopeSite, By: by, At: now, Reason: "the store was restored from a backup: review the drift first"}),
 		})
 	if err != nil {
-		return 0, fmt.Errorf("enter the restore: %w", err)
+		return 0, fmt.Errorf("record the restore: %w", err)
 	}
 	return entry.Epoch, nil
 }

@@ -79,7 +79,7 @@ func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
 				return
 			}
 			if err = newRecordReader().read(it, &r); err == nil && r.Ref != ref {
-				err = &DamagedError{it.Key, "it holds the record of " + r.Ref.String()}
+				err = &DamagedError{it.Key, "it contains the record of " + r.Ref.String()}
 			}
 			find(err, Damage{Ref: ref})
 		}},
@@ -154,7 +154,7 @@ func (s *Store) LastWhole(ctx context.Context) (Head, error) {
 			return Head{}, err
 		}
 	}
-	return Head{}, fmt.Errorf("a revision of the document that is whole: %w", ErrNotFound)
+	return Head{}, fmt.Errorf("an intact revision of the document: %w", ErrNotFound)
 }
 
 // HeadOp makes a revision of the document the newest; nil: the site then has none.
@@ -198,7 +198,7 @@ func brokenBy(id string, holder LockInfo, err error) error {
 	case err != nil:
 		return err
 	case holder.ID != id:
-		return fmt.Errorf("%w: the lock is held under the id %s", ErrGuard, holder.ID)
+		return fmt.Errorf("%w: the lock is held with id %s", ErrGuard, holder.ID)
 	}
 	return nil
 }

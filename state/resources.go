@@ -44,7 +44,7 @@ func (s *Store) records(ctx context.Context, prefix string) ([]Record, error) {
 					return err
 				}
 				if items[i].Key != s.recordKey(records[i].Ref) {
-					return &DamagedError{items[i].Key, "it holds the record of " + records[i].Ref.String()}
+					return &DamagedError{items[i].Key, "it contains the record of " + records[i].Ref.String()}
 				}
 			}
 			return nil
@@ -89,7 +89,7 @@ func (s *Store) Record(ctx context.Context, ref schema.Ref) (Record, error) {
 		return Record{}, err
 	}
 	if r.Ref != ref {
-		return Record{}, &DamagedError{key, "it holds the record of " + r.Ref.String()}
+		return Record{}, &DamagedError{key, "it contains the record of " + r.Ref.String()}
 	}
 	return r, nil
 }
@@ -130,7 +130,7 @@ func (r *recordReader) read(it Item, into *Record) error {
 		return &DamagedError{it.Key, err.Error()}
 	}
 	if _, err := r.decoder.ReadToken(); !errors.Is(err, io.EOF) {
-		return &DamagedError{it.Key, "something follows the record"}
+		return &DamagedError{it.Key, "extra data after the record"}
 	}
 	return nil
 }

@@ -79,7 +79,7 @@ func (s *Store) Spent(ctx context.Context, digest string) (run string, ok bool, 
 // Publish writes a JSON body for the cloud to read: key is status, or begins with drift/.
 func (s *Store) Publish(ctx context.Context, key string, body []byte) error {
 	if key != "status" && !strings.HasPrefix(key, "drift/") {
-		return fmt.Errorf("publish %s: %w: only status and drift/… are for others to read", key, ErrInvalid)
+		return fmt.Errorf("publish %s: %w: only status and drift/… can be published", key, ErrInvalid)
 	}
 	if !json.Valid(body) {
 		return fmt.Errorf("publish %s: %w: the body is not JSON", key, ErrInvalid)

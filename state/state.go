@@ -49,7 +49,7 @@ import (
 // Errors of a store.
 var (
 	// ErrGuard reports that a guard of a transaction did not hold; nothing was written.
-	ErrGuard = errors.New("the stored state changed meanwhile")
+	ErrGuard = errors.New("the stored state has changed")
 	// ErrUnknown reports that it is unknown whether a transaction was written. Read before you try again.
 	ErrUnknown = errors.New("it is unknown whether the state was written")
 	// ErrFenced reports that the lock is no longer held; nothing was written and nothing more may be done.

@@ -137,13 +137,13 @@ func decode(it Item, into any) error {
 type DamagedError struct{ Key, Why string }
 
 // Error implements error.
-func (e *DamagedError) Error() string { return e.Key + " is damaged: " + e.Why }
+func (e *DamagedError) Error() string { return e.Key + " is corrupt: " + e.Why }
 
 // check checks that a value is intact and of a version that this program knows.
 func check(it Item) error {
 	if rest, ok := bytes.CutPrefix(it.Value, versionField); ok && len(rest) > sumSize+2 {
 		if checksum(it.Key, rest[sumSize+2:]) != string(rest[:sumSize]) || string(rest[sumSize:sumSize+2]) != `",` {
-			return &DamagedError{it.Key, "its bytes are not those of its checksum"}
+			return &DamagedError{it.Key, "its content does not match its checksum"}
 		}
 		return nil
 	}
@@ -154,7 +154,7 @@ func check(it Item) error {
 		return &DamagedError{it.Key, err.Error()}
 	}
 	if head.V > version {
-		return fmt.Errorf("%s has the layout %d, this program knows up to %d: use a newer converge", it.Key, head.V, version)
+		return fmt.Errorf("%s has layout %d, but this program supports up to %d: use a newer converge", it.Key, head.V, version)
 	}
 	return &DamagedError{it.Key, "it has no checksum"}
 }

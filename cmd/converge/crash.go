@@ -12,11 +12,11 @@ import (
 func crashByAbort() error {
 	var core unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_CORE, &core); err != nil {
-		return fmt.Errorf("read the limit of core files: %w", err)
+		return fmt.Errorf("read the core dump limit: %w", err)
 	}
 	core.Cur = min(core.Max, 1) // not 0: a program to which the kernel pipes the dump receives it whatever the limit, except at 1
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &core); err != nil {
-		return fmt.Errorf("forbid core files: %w", err)
+		return fmt.Errorf("disable core dumps: %w", err)
 	}
 	debug.SetTraceback("crash")
 	return nil

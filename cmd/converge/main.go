@@ -18,7 +18,7 @@ func main() {
 	}
 	executable, err := os.Executable()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "Error: cannot find the program's own file:", err)
+		fmt.Fprintln(os.Stderr, "Error: cannot locate the converge executable:", err)
 		os.Exit(1)
 	}
 	os.Exit(command.Run(command.System{

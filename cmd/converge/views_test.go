@@ -46,15 +46,15 @@ func TestPlanViews(t *testing.T) {
 
 	noColor := []string{"NO_COLOR=1"}
 	var page strings.Builder
-	page.WriteString(`# How a plan looks
+	page.WriteString(`# Plan views
 
-The same plan on terminals of three widths and without one, and a large one in numbers. A test makes all of it again and
-compares: ` + "`go test ./cmd/converge -run TestPlanViews`; `-update` rewrites this page" + `.
+The same plan on terminals of three widths and without a terminal, and a large plan as counts. A test repeats and compares
+all of it: ` + "`go test ./cmd/converge -run TestPlanViews`; `-update` rewrites this page" + `.
 
 ![A plan in colour](plan-view.svg)
 
-The column of marks says what becomes of each line, also without colour: ` + "`+` it comes, `-` it goes, `~` it changes" + `. What has no mark
-stays, and is there for orientation.
+The marks show what happens to each line, even without colour: ` + "`+` is added, `-` is removed, `~` changes" + `. Lines without a mark
+are unchanged, and are shown for context.
 `)
 	show := func(title, text string) {
 		fmt.Fprintf(&page, "\n## %s\n\n```\n%s```\n", title, text)
@@ -62,14 +62,14 @@ stays, and is there for orientation.
 	for _, columns := range []int{80, 100, 200} {
 		text := capture(t, dir, columns, noColor, "plan", "-quiet", "after.cue")
 		fits(t, text, columns)
-		show(fmt.Sprintf("A terminal of %d columns, with NO_COLOR", columns), text)
+		show(fmt.Sprintf("A terminal with %d columns and NO_COLOR", columns), text)
 	}
 	piped := capture(t, dir, 0, nil, "plan", "-quiet", "after.cue")
 	if strings.Contains(piped, "\x1b") {
 		t.Error("without a terminal there are escape sequences")
 	}
-	show("Without a terminal: no line is broken", piped)
-	show("`-full`: no value is cut", capture(t, dir, 80, noColor, "plan", "-quiet", "-full", "-target=site/carbide.tenant_keyset/*", "after.cue"))
+	show("Without a terminal: lines are not wrapped", piped)
+	show("`-full`: values are not truncated", capture(t, dir, 80, noColor, "plan", "-quiet", "-full", "-target=site/carbide.tenant_keyset/*", "after.cue"))
 	show("`-group-by=action`", only(capture(t, dir, 80, noColor, "plan", "-quiet", "-group-by=action", "after.cue"), func(line string) bool {
 		return !strings.HasPrefix(line, "     ")
 	}))

@@ -228,7 +228,7 @@ func (s *site) recovery(t *template, rule string) (p *process, ended bool, err e
 			return nil, true, s.look(func(ctx context.Context, store *state.Store) error {
 				run, _, err := last(ctx, store, t.plan)
 				if err == nil && run.Status != statusOf[t.exit] {
-					err = fmt.Errorf("the plan is spent, and run %s is %s", run.ID, run.Status)
+					err = fmt.Errorf("the plan was already applied, and run %s is %s", run.ID, run.Status)
 				}
 				return err
 			})

@@ -302,7 +302,7 @@ func (f *far) split(t *testing.T, point string, nth int) (code, calls int) {
 			t.Error("it ended with 0")
 		}
 	case 1, 4:
-		if !slices.ContainsFunc([]string{"the site lock is no longer held", "lease", "was expected"}, func(s string) bool { return strings.Contains(said, s) }) {
+		if !slices.ContainsFunc([]string{"the site lock is no longer held", "lease", "expected revision"}, func(s string) bool { return strings.Contains(said, s) }) {
 			t.Error("it does not say that it lost the lock")
 		}
 	case 6, 7: // it took the lock again, in order, and found that others were faster

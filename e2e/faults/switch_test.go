@@ -97,7 +97,7 @@ func TestSwitchDaemonAway(t *testing.T) {
 					if back == nil && (reverting && undo || starting && !undo) {
 						back = way.away(t, sw)
 					}
-					if w, ok := ev.(event.StepProgress); ok && !waited && w.Phase == event.Waiting && strings.Contains(w.Detail, "ovs-vswitchd does not act") {
+					if w, ok := ev.(event.StepProgress); ok && !waited && w.Phase == event.Waiting && strings.Contains(w.Detail, "ovs-vswitchd is not applying changes") {
 						waited = true
 						back()
 					}

@@ -119,7 +119,7 @@ func try(ctx context.Context, s *kinds.Schema, p *position, h hostile) (outcome,
 		return "", "", fmt.Errorf("accepted, and it is not JSON")
 	}
 	if p.isSecret() && strings.HasPrefix(h.text, "file:") { // a file that is not allowed: the run must not begin
-		if err := (&trip{position: p, text: h.text, schema: s}).run(ctx, doc); err == nil || !strings.Contains(err.Error(), "may name only files in the folder of secrets") {
+		if err := (&trip{position: p, text: h.text, schema: s}).run(ctx, doc); err == nil || !strings.Contains(err.Error(), "may name only files in the secrets directory") {
 			return "", "", fmt.Errorf("a file that may not be named as a secret: %v", err)
 		} else if err := harmless(err.Error()); err != nil {
 			return "", "", err
@@ -292,7 +292,7 @@ func (r *trip) run(ctx context.Context, doc *schema.Document) error {
 func (r *trip) holds(who string, spec any, path []string) error {
 	switch {
 	case spec == nil:
-		return fmt.Errorf("%s does not have it", who)
+		return fmt.Errorf("%s does not declare it", who)
 	case len(path) == 0: // the text is in the ref
 		return nil
 	}

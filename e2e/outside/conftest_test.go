@@ -29,8 +29,8 @@ func conftest(t *testing.T, s *site, plans map[string][]byte) {
 		judges["program"] = install(t)
 	}
 	const example, plan, document = root + "/examples/policy.rego", "testdata/plan.rego", "testdata/document.rego"
-	const budget = "max_destroy: it would destroy 1 of 4 recorded things, and max_destroy (0) allows 0: " +
-		"look at the plan; if it is what you want, raise policy.max_destroy of the document, or allow it this once (-max-destroy=1)"
+	const budget = "max_destroy: it would destroy 1 of 4 recorded objects, but max_destroy (0) allows 0: " +
+		"review the plan; if it is what you want, raise policy.max_destroy in the document, or allow it this once (-max-destroy=1)"
 	for _, c := range []struct {
 		rules, file string
 		denied      []string
@@ -40,12 +40,12 @@ func conftest(t *testing.T, s *site, plans map[string][]byte) {
 		{example, "other.plan.json", []string{"site/carbide.vpc/prod would be destroyed (delete, create)"}},
 		{example, "refused.plan.json", []string{"check." + budget, "site/carbide.vpc/old would be destroyed (delete)"}},
 		{plan, "first.plan.json", nil},
-		{plan, "less.plan.json", []string{"reversible: delete site/carbide.vpc/old: only an equivalent with a new identity comes back"}},
+		{plan, "less.plan.json", []string{"reversible: delete site/carbide.vpc/old: only an equivalent with a new identity is created"}},
 		{plan, "other.plan.json", []string{
-			"reversible: delete site/carbide.vpc/prod: only an equivalent with a new identity comes back",
+			"reversible: delete site/carbide.vpc/prod: only an equivalent with a new identity is created",
 			"site/carbide.vpc/prod is replaced for the sake of tenant",
 		}},
-		{plan, "refused.plan.json", []string{budget, "reversible: delete site/carbide.vpc/old: only an equivalent with a new identity comes back"}},
+		{plan, "refused.plan.json", []string{budget, "reversible: delete site/carbide.vpc/old: only an equivalent with a new identity is created"}},
 		{document, "labelled.json", nil},
 		{document, "site.json", []string{"carbide.vpc.old has no label env"}},
 		{document, "less.json", []string{"carbide.vpc.prod is a test system"}},

@@ -112,14 +112,14 @@ func TestTortureCanaries(t *testing.T) {
 			flags = append([]string{"-json"}, flags...)
 		}
 		r := s.apply(reverted, flags...)
-		if !strings.Contains(r.all(), "invalid (BadRequest): the far side's words are withheld") || strings.Contains(r.all(), "400: ") {
+		if !strings.Contains(r.all(), "invalid (BadRequest): the remote system's message is withheld") || strings.Contains(r.all(), "400: ") {
 			t.Errorf("%s: the far side's echo was told, or not its class: %s", encoding, r.all())
 		}
 		echoed.Reach(encoding)
 		happened.Reach("reverted")
 	}
 	s.mischief("create", "b", "panic", "quoted")
-	if r := s.apply(reverted, "-auto-approve", "site.cue"); !strings.Contains(r.all(), "words are withheld") {
+	if r := s.apply(reverted, "-auto-approve", "site.cue"); !strings.Contains(r.all(), "message is withheld") {
 		t.Errorf("no panic was told: %s", r.all())
 	}
 	happened.Reach("provider panics")
@@ -176,7 +176,7 @@ func TestTortureCanaries(t *testing.T) {
 		s.mischief("observe", "b", way, "plain")
 		env := s.env
 		s.env = nil
-		if r := s.run([]int{8}, "drift"); !strings.Contains(r.all(), "words are withheld") {
+		if r := s.run([]int{8}, "drift"); !strings.Contains(r.all(), "message is withheld") {
 			t.Errorf("observe, %s: %s", way, r.all())
 		}
 		s.env = env

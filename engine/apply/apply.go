@@ -157,7 +157,7 @@ var ErrInterrupted = errors.New("interrupted")
 
 // unsettled adds to an error how the run that is left open can be settled.
 func (r *run) unsettled(err error) error {
-	return remedy.For(err, remedy.Say("settle it", remedy.Of(remedy.Resume, r.Run.ID)))
+	return remedy.For(err, remedy.Say("resume it", remedy.Of(remedy.Resume, r.Run.ID)))
 }
 
 type run struct {
@@ -252,9 +252,9 @@ func (r *run) interrupted(ctx context.Context, err error) (state.Run, []event.Di
 // describe writes into the lock what the run is doing, and since when, for those that wait for it. It does so from time to
 // time, and the text stays when the process dies. A failure to write it stops nothing.
 func (r *run) describe(doing string) {
-	text := fmt.Sprintf("%s run %s, %d of %d steps done by %s", doing, r.Run.ID, r.finished(), len(r.Plan.Steps), time.Now().UTC().Format("15:04:05 UTC"))
+	text := fmt.Sprintf("%s run %s, %d of %d steps done as of %s", doing, r.Run.ID, r.finished(), len(r.Plan.Steps), time.Now().UTC().Format("15:04:05 UTC"))
 	if err := r.Lock.Describe(r.effects, r.Run.ID, text); err != nil {
-		r.Logger.Warn("describing the lock", "error", err)
+		r.Logger.Warn("lock description not updated", "error", err)
 	}
 }
 

@@ -128,12 +128,12 @@ func (k *known) conclude(have *providers.Thing) verdict {
 			return verdict{do: finishes} // nothing of ours is there
 		case k.undo:
 			if altered := k.altered(have); len(altered) > 0 {
-				return verdict{do: leaves, why: k.conflict("somebody has changed " + strings.Join(altered, ", ") + " since the run made it")}
+				return verdict{do: leaves, why: k.conflict("another client changed " + strings.Join(altered, ", ") + " after the run created it")}
 			}
 		case !k.undo && k.stranger(have):
 			return verdict{do: refuses, why: k.conflict(errTaken)}
 		case len(taken) > 0:
-			return verdict{do: leaves, why: k.conflict("somebody has changed " + strings.Join(taken, ", ") + " since the run began to delete it")}
+			return verdict{do: leaves, why: k.conflict("another client changed " + strings.Join(taken, ", ") + " after the run started deleting it")}
 		case k.before != nil && !k.unsure && !have.Spec.Equal(k.before):
 			return verdict{do: refuses, why: k.conflict("it changed since the plan was made")}
 		case k.step.Called != "" && !k.unsure && have.Name != k.step.Called:
@@ -150,20 +150,20 @@ func (k *known) conclude(have *providers.Thing) verdict {
 			return verdict{do: awaits}
 		case k.half(have), k.later(have):
 		case k.unsure && k.ours(have):
-			return verdict{do: leaves, why: k.conflict("it was created, but differs: " + strings.Join(k.unmet(have), ", "))} // it is as others left it
+			return verdict{do: leaves, why: k.conflict("it was created, but differs in: " + strings.Join(k.unmet(have), ", "))} // it is as others left it
 		default:
-			return verdict{do: fails, why: &providers.Error{Op: "create", Ref: k.step.Ref, Class: providers.Exists, Err: errors.New("it is there already and was not made by this step")}}
+			return verdict{do: fails, why: &providers.Error{Op: "create", Ref: k.step.Ref, Class: providers.Exists, Err: errors.New("it already exists and was not created by this step")}}
 		}
 	case plan.Update:
 		switch {
 		case !here:
-			return verdict{do: fails, why: k.conflict("it is gone")}
+			return verdict{do: fails, why: k.conflict("it no longer exists")}
 		case k.stranger(have):
 			return verdict{do: fails, why: k.conflict(errTaken)}
 		case len(k.unmet(have)) == 0:
 			return verdict{do: awaits}
 		case len(taken) > 0: // what is there now is not what the step left
-			return verdict{do: leaves, why: k.conflict("somebody has changed " + strings.Join(taken, ", ") + " since the run did")}
+			return verdict{do: leaves, why: k.conflict("another client changed " + strings.Join(taken, ", ") + " after the run did")}
 		case k.unsure:
 		case k.name != "" && have.Name != k.unnamed:
 			return verdict{do: refuses, why: k.renamed(have)}
@@ -175,11 +175,11 @@ func (k *known) conclude(have *providers.Thing) verdict {
 }
 
 func (k *known) renamed(have *providers.Thing) error {
-	return k.conflict(fmt.Sprintf("it is called %q since the plan was made", have.Name))
+	return k.conflict(fmt.Sprintf("it was renamed to %q after the plan was made", have.Name))
 }
 
 // errTaken is why a thing whose mark has changed is left alone.
-const errTaken = "it changed hands since the plan was made"
+const errTaken = "its ownership mark changed since the plan was made"
 
 // half reports whether an interrupted create has made a part of the thing, and the rest can be changed in place. The same step
 // then changes it: a healthy thing need not be deleted because the far side was unavailable for a moment. A value that is

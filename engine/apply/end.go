@@ -27,7 +27,7 @@ const (
 // that revision of the document, so that it is not tried again unnoticed; the other holds of the run are released.
 func (r *run) end(status state.RunStatus, ds []event.Difference, failure *failure) (state.Run, []event.Difference, error) {
 	if done, all := r.finished(), len(r.Plan.Steps); status == state.RunApplied && done < all {
-		return r.leave(fmt.Errorf("run %s cannot be called applied: %d of %d steps are done, and the others were never started", r.Run.ID, done, all))
+		return r.leave(fmt.Errorf("run %s cannot finish as applied: %d of %d steps are done, and the others were never started", r.Run.ID, done, all))
 	}
 	now := time.Now().UTC()
 	r.Run.Status, r.Run.Ended, r.Run.Done, r.Run.Kept = status, &now, r.finished(), 0
@@ -98,7 +98,7 @@ func (r *run) holds(now time.Time, ds []event.Difference, held []state.Hold) ([]
 			}
 		}
 		if scopes[schema.ScopeSite] == 0 && len(nodes) > heldNodes {
-			hold(schema.ScopeSite, r.Run.ID, "%d nodes are held within %s, the last by run %s", len(nodes), heldWithin, r.Run.ID)
+			hold(schema.ScopeSite, r.Run.ID, "%d nodes were put on hold within %s, the last by run %s", len(nodes), heldWithin, r.Run.ID)
 		}
 		for scope, n := range scopes {
 			hold(scope, r.Run.ID, "run %s ended partial (differences: %d)", r.Run.ID, n)
@@ -109,12 +109,12 @@ func (r *run) holds(now time.Time, ds []event.Difference, held []state.Hold) ([]
 	}
 	for wave, n := range r.failed {
 		if size, many := r.tooMany(wave); many {
-			hold(schema.ScopeSite, "", "%d of %d steps that were to be done at the same time failed in run %s", n, size, r.Run.ID)
+			hold(schema.ScopeSite, "", "%d of %d steps in the same wave failed in run %s", n, size, r.Run.ID)
 		}
 	}
 	n, err := r.failures(now)
 	if err != nil { // a damaged record of another run, or of what a person did, must not keep this run from ending
-		hold(schema.ScopeSite, "", "how many runs failed within %s cannot be known: %v", failedWithin, err)
+		hold(schema.ScopeSite, "", "the number of runs that failed within %s could not be determined: %v", failedWithin, err)
 	}
 	if n >= failedRuns {
 		hold(schema.ScopeSite, "", "%d runs failed within %s, the last was %s", n, failedWithin, r.Run.ID)

@@ -59,7 +59,7 @@ func TestNothingDoneIsNotApplied(t *testing.T) {
 				Kinds: s.Kinds, Providers: set, Store: s.Store, Lock: lock, Plan: p, Run: run, Log: log,
 				OnFailure: apply.Rollback, Parallelism: 2, Emit: func(event.Event) {}, Logger: slog.New(slog.DiscardHandler),
 			})
-			if err == nil || !strings.Contains(err.Error(), "cannot be called applied") {
+			if err == nil || !strings.Contains(err.Error(), "cannot finish as applied") {
 				t.Errorf("the error is %v", err)
 			}
 			stored, rerr := s.Store.Run(ctx, run.ID)

@@ -59,7 +59,7 @@ func Example() {
 	fmt.Println(run.Status, err)
 	// Output:
 	// create site/lab.vm/db <nil>
-	// create site/lab.vm/web create site/lab.vm/web: declared to fail with invalid
+	// create site/lab.vm/web create site/lab.vm/web: injected fault of class invalid
 	// delete site/lab.vm/db <nil>
 	// reverted <nil>
 }

@@ -128,7 +128,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 				r.Emit(event.StepProgress{Step: step, Undo: undo, Phase: event.Acting, Elapsed: time.Since(since)})
 			}
 			if undo {
-				r.describe("undoing")
+				r.describe("reverting")
 			} else {
 				r.describe("applying")
 			}

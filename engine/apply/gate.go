@@ -33,7 +33,7 @@ type opening struct {
 }
 
 // errNotBegun is the error of a step that was announced and never begun.
-var errNotBegun = errors.New("it was not begun: the run stopped before its turn came")
+var errNotBegun = errors.New("it was not started: the run stopped before its turn")
 
 func newGate() *gate {
 	return &gate{
@@ -79,7 +79,7 @@ func (g *gate) ask(ctx context.Context, p *providers.Provider, patience time.Dur
 	if g.over(p, down, patience) {
 		return nil
 	}
-	return fmt.Errorf("%s in scope %s is away: %w", p.Name, p.Scope, down)
+	return fmt.Errorf("%s in scope %s is unavailable: %w", p.Name, p.Scope, down)
 }
 
 // pass waits until steps of the provider may begin. It waits for at most Retry.Within in one run, however many steps wait,
@@ -96,7 +96,7 @@ func (g *gate) pass(ctx context.Context, p *providers.Provider, retry Retry, sto
 		case <-ctx.Done():
 		}
 		wait.Stop()
-		return fmt.Errorf("it was not begun: %w", why)
+		return fmt.Errorf("it was not started: %w", why)
 	}
 	return nil
 }

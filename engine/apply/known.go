@@ -75,7 +75,7 @@ func (k *known) halfway(c diff.Change, specs ...schema.Object) bool {
 // their changes would be lost with it. When the step did not finish, a part may be missing.
 func (k *known) altered(have *providers.Thing) (paths []string) {
 	if k.finished && k.traits.Mark && have.Mark != k.mark {
-		paths = append(paths, "its mark")
+		paths = append(paths, "its ownership mark")
 	}
 	if k.finished && k.traits.Named() && have.Name != k.step.Record.Called() {
 		paths = append(paths, plan.NamePath)
@@ -125,7 +125,7 @@ func (k *known) unmet(have *providers.Thing) []string {
 		paths[i] = c.Path
 	}
 	if k.action == plan.Update && k.traits.Mark && have.Mark != k.mark {
-		paths = append(paths, "its mark")
+		paths = append(paths, "its ownership mark")
 	}
 	if k.name != "" && have.Name != k.name {
 		paths = append(paths, "its name")

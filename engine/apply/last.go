@@ -30,9 +30,9 @@ func (r *run) conclude(ctx context.Context) (state.Run, []event.Difference, erro
 	}
 	switch {
 	case errors.Is(err, ErrInterrupted):
-		return r.interrupted(ctx, r.unsettled(fmt.Errorf("run %s was %w; all of its steps are done, and it was not looked at once more", r.Run.ID, ErrInterrupted)))
+		return r.interrupted(ctx, r.unsettled(fmt.Errorf("run %s was %w; all of its steps are done, but the result was not verified", r.Run.ID, ErrInterrupted)))
 	case err != nil:
-		return r.leave(fmt.Errorf("looking at what was applied: %w", err))
+		return r.leave(fmt.Errorf("verify what was applied: %w", err))
 	}
 	r.Emit(event.Verified{Things: things, Differences: ds})
 	if len(ds) == 0 {
@@ -40,7 +40,7 @@ func (r *run) conclude(ctx context.Context) (state.Run, []event.Difference, erro
 	}
 	i := slices.IndexFunc(r.Plan.Steps, func(s plan.Step) bool { return s.Ref == ds[0].Ref })
 	return r.end(state.RunPartial, ds, &failure{&r.Plan.Steps[i], fmt.Errorf(
-		"all %d steps were done, and at the last look %d of %d things were not as planned any more. To look again, resume the run; to make them anew, release the holds and plan again", len(r.Plan.Steps), len(ds), things)})
+		"all %d steps were done, but verification found that %d of %d objects no longer match the plan. To verify again, resume the run; to fix them, release the holds and plan again", len(r.Plan.Steps), len(ds), things)})
 }
 
 // last observes once more everything that the steps left, by ids and kind by kind: in as few calls as there are kinds.
@@ -160,21 +160,21 @@ func (w *worker) amiss(have *providers.Thing) string {
 	case w.action == plan.Delete && (!here || w.stranger(have)):
 		return ""
 	case w.action == plan.Delete:
-		return "it was destroyed, and is there again"
+		return "it was destroyed, but exists again"
 	case !here:
-		return "it was as planned, and is gone"
+		return "it matched the plan, but no longer exists"
 	case have.Phase == providers.Failed && w.action != plan.Adopt:
-		return "it failed since: " + cmp.Or(have.Detail, "no reason is given")
+		return "it has failed since: " + cmp.Or(have.Detail, "no reason given")
 	}
 	w.sent = true
 	unmet := w.unmet(have)
 	if w.action == plan.Create && w.traits.Mark && have.Mark != w.mark {
-		unmet = append(unmet, "its mark")
+		unmet = append(unmet, "its ownership mark")
 	}
 	if len(unmet) == 0 {
 		return ""
 	}
-	return "it is not as planned any more: " + strings.Join(unmet, ", ")
+	return "it no longer matches the plan: " + strings.Join(unmet, ", ")
 }
 
 // passes reports whether a thing that differs from what its step left may still become so.

@@ -49,7 +49,7 @@ type unreachable struct{ error }
 func (u unreachable) Unwrap() error { return u.error }
 
 // errDropped is why a step stopped waiting. What its call did is found out when the run is continued.
-var errDropped = fmt.Errorf("%w: it is no longer waited for", ErrInterrupted)
+var errDropped = fmt.Errorf("%w: no longer waiting for it", ErrInterrupted)
 
 // longestLook is the longest pause between two looks while the far side cannot be observed.
 const longestLook = 10 * time.Second
@@ -66,7 +66,7 @@ func (look Look) patient(ctx context.Context, r Retry, key string, wait func(con
 			return things, try > 1, err
 		}
 		if try >= r.Attempts {
-			say("it cannot be seen: " + err.Error())
+			say("could not be observed: " + err.Error())
 		}
 		if perr := wait(ctx, min(next(), longestLook)); perr != nil {
 			return nil, true, timedOut(perr, err)
@@ -103,7 +103,7 @@ func until(halt <-chan struct{}) func(context.Context, time.Duration) error {
 }
 
 // errAway is why a step that lost time to an outage ran out of time.
-var errAway = errors.New("the far side was away for much of the time that there was")
+var errAway = errors.New("the remote system was unavailable for much of the time allowed")
 
 // lend gives the step's turn to others, where that is allowed; back takes one again.
 func (w *worker) lend() (back func()) {
@@ -154,7 +154,7 @@ func (w *worker) reached(ctx context.Context) (waited bool, err error) {
 			return waited, nil
 		}
 		waited, w.away = true, time.Now()
-		w.note(event.Waiting, fmt.Sprintf("%s is away: %v", p.Name, down), 0)
+		w.note(event.Waiting, fmt.Sprintf("%s is unavailable: %v", p.Name, down), 0)
 		if err := w.idle(ctx, next()); err != nil {
 			return waited, timedOut(err, down)
 		}

@@ -114,15 +114,15 @@ func (w *worker) awaitReferrers(ctx context.Context) (res result, over bool) {
 		left, leaving, err := w.dangling(ctx, since)
 		switch {
 		case err != nil:
-			return w.failed(fmt.Errorf("looking whether anything still refers to it: %w", err)), true
+			return w.failed(fmt.Errorf("check whether anything still refers to it: %w", err)), true
 		case len(left) > 0:
-			return w.refuse(w.conflict("the server would leave behind what still refers to it: " + brief(left))), true
+			return w.refuse(w.conflict("the server would leave dangling references in: " + brief(left))), true
 		case len(leaving) == 0:
 			return result{}, false
 		case time.Now().After(limit):
-			return w.refuse(w.conflict("what refers to it has not gone: " + brief(leaving))), true
+			return w.refuse(w.conflict("objects that refer to it still exist: " + brief(leaving))), true
 		}
-		w.note(event.Waiting, "still there: "+brief(leaving), 0)
+		w.note(event.Waiting, "still present: "+brief(leaving), 0)
 		if err := w.pause(ctx, next()); err != nil {
 			return w.failed(err), true
 		}

@@ -32,7 +32,7 @@ func (w *worker) present(ctx context.Context) (res result, over bool) {
 	for _, x := range w.outside {
 		things, err := w.look(ctx, Some(x.far, x.ID))
 		if err != nil {
-			return w.failed(fmt.Errorf("looking whether %s, which is external, is there: %w", x.Ref, err)), true
+			return w.failed(fmt.Errorf("check whether %s, which is external, exists: %w", x.Ref, err)), true
 		}
 		var t *providers.Thing
 		if len(things) > 0 {

@@ -54,7 +54,7 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 		}
 	}
 	r.Emit(started)
-	r.describe("undoing")
+	r.describe("reverting")
 	if err := r.settleLate(ctx); err != nil {
 		return r.Run, nil, err
 	}
@@ -68,7 +68,7 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 		err = failpoint.At("verify.after")
 	}
 	if err != nil {
-		return r.Run, nil, r.unsettled(fmt.Errorf("looking at what was reverted: %w", err))
+		return r.Run, nil, r.unsettled(fmt.Errorf("verify what was reverted: %w", err))
 	}
 	if failed != nil {
 		ds = r.notUndone(ds)
@@ -112,7 +112,7 @@ func (r *run) settleLate(ctx context.Context) error {
 	}
 	r.Emit(event.StepStarted{Step: step, Undo: true}) // the progress of what has not started is not shown
 	r.gate.announced[step] = true
-	r.Emit(event.StepProgress{Step: step, Undo: true, Phase: event.Settling, Detail: fmt.Sprintf("a call whose outcome is unknown may still have its effect within %s", late)})
+	r.Emit(event.StepProgress{Step: step, Undo: true, Phase: event.Settling, Detail: fmt.Sprintf("a call with an unknown outcome may still take effect within %s", late)})
 	timer := time.NewTimer(late)
 	defer timer.Stop()
 	select {
@@ -123,7 +123,7 @@ func (r *run) settleLate(ctx context.Context) error {
 	case <-r.Interrupt:
 	case <-ctx.Done():
 	}
-	return r.unsettled(fmt.Errorf("run %s was %w while it waited to be undone", r.Run.ID, ErrInterrupted))
+	return r.unsettled(fmt.Errorf("run %s was %w while waiting to be reverted", r.Run.ID, ErrInterrupted))
 }
 
 func (r *run) remembered() *failure {
@@ -149,13 +149,13 @@ func (r *run) notUndone(ds []event.Difference) []event.Difference {
 		}
 		why := ""
 		if at.Outcome != nil && at.Outcome.Message != "" {
-			why = "undoing failed: " + at.Outcome.Message
+			why = "revert failed: " + at.Outcome.Message
 		}
 		known, differ := differs[s.Ref]
 		switch {
 		case !differ:
 			differs[s.Ref] = len(ds)
-			ds = append(ds, event.Difference{Ref: s.Ref, Detail: cmp.Or(why, "undoing it failed, or was not tried")})
+			ds = append(ds, event.Difference{Ref: s.Ref, Detail: cmp.Or(why, "revert failed or was not attempted")})
 		case why != "" && !strings.Contains(ds[known].Detail, at.Outcome.Message):
 			ds[known].Detail += "; " + why
 		}
@@ -227,7 +227,7 @@ func (r *run) verify() (things int, ds []event.Difference, err error) {
 		for _, w := range ws {
 			for _, t := range marked[w.step.Ref] {
 				if t.ID != w.id && t.Mark.Incarnation >= w.step.Incarnation {
-					ds = append(ds, event.Difference{Ref: w.step.Ref, Detail: fmt.Sprintf("it was created under another id, %s, and is still there", t.ID)})
+					ds = append(ds, event.Difference{Ref: w.step.Ref, Detail: fmt.Sprintf("it was created under another id, %s, and still exists", t.ID)})
 				}
 			}
 		}
@@ -258,9 +258,9 @@ func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 	case before == nil && !w.ours(have):
 		return ""
 	case before == nil:
-		return "it was created and is still there"
+		return "it was created and still exists"
 	case have == nil:
-		return "it was there before and is gone"
+		return "it existed before, but no longer exists"
 	case w.stranger(have):
 		return errTaken
 	}
@@ -277,5 +277,5 @@ func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 	if renamed {
 		paths = append(paths, plan.NamePath)
 	}
-	return "it is not as before: " + strings.Join(paths, ", ")
+	return "it differs from its previous state: " + strings.Join(paths, ", ")
 }

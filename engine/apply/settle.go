@@ -12,13 +12,13 @@ import (
 )
 
 // errBlind is why a create of a kind that checks nothing cannot be settled by looking.
-var errBlind = errors.New("it is unknown whether it was created: it is not to be seen, and its kind has no ids by which a second create could tell")
+var errBlind = errors.New("it is unknown whether it was created: it was not found, and its kind has no ids that would let a second create detect the first")
 
 // errCollision is why a create of unknown outcome cannot be settled: something else has its place.
-var errCollision = errors.New("it is unknown whether it was created: what is there now is not ours")
+var errCollision = errors.New("it is unknown whether it was created: another object is in its place")
 
 // errMissing is why a create cannot be undone: the far side accepted it, but shows nothing that could be removed.
-var errMissing = errors.New("the far side accepted its creation, but shows it neither under its id nor with our mark: whether it exists is unknown")
+var errMissing = errors.New("the remote system accepted the create, but no object with its id or ownership mark was found: it is unknown whether it exists")
 
 // unwritten wraps the error of an intent that could not be made durable: its call is not made.
 type unwritten struct{ error }
@@ -41,7 +41,7 @@ func (w *worker) confirmCreate(ctx context.Context) (*providers.Thing, error) {
 			return nil, err
 		}
 		if !definite {
-			w.note(event.Settling, "a call whose outcome is unknown may still have its effect", 0)
+			w.note(event.Settling, "a call with an unknown outcome may still take effect", 0)
 			if err := w.pause(ctx, shown(w.traits)); err != nil {
 				return nil, err
 			}
@@ -94,7 +94,7 @@ func (w *worker) outlast(ctx context.Context) error {
 	if w.doubt.IsZero() || rest <= 0 {
 		return nil
 	}
-	w.note(event.Settling, fmt.Sprintf("a call whose outcome is unknown may still have its effect within %s", short(rest.Round(time.Second))), 0)
+	w.note(event.Settling, fmt.Sprintf("a call with an unknown outcome may still take effect within %s", short(rest.Round(time.Second))), 0)
 	return w.pause(ctx, rest)
 }
 

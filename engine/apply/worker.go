@@ -217,7 +217,7 @@ func (w *worker) guarded() (res result) {
 		}
 	}()
 	if w.kind == nil || w.served.Kind == nil {
-		return w.refuse(&providers.Error{Op: string(w.action), Ref: w.step.Ref, Class: providers.Unsupported, Err: errors.New("no provider serves this kind here")})
+		return w.refuse(&providers.Error{Op: string(w.action), Ref: w.step.Ref, Class: providers.Unsupported, Err: errors.New("no provider serves this kind in this scope")})
 	}
 	ctx, cancel := context.WithTimeout(w.effects, w.retry.Within+w.within())
 	defer cancel()
@@ -301,7 +301,7 @@ func (w *worker) act(ctx context.Context) result {
 				return res
 			}
 			if rest := time.Until(w.quarantine); rest > 0 {
-				w.note(event.Settling, fmt.Sprintf("the last holder of the site lock did not give it back: nothing is deleted for %s, in case a call of it is still under way", rest.Round(time.Second)), 0)
+				w.note(event.Settling, fmt.Sprintf("the last holder of the site lock did not release it: nothing is deleted for %s, in case one of its calls is still in progress", rest.Round(time.Second)), 0)
 				if err := w.pause(ctx, rest); err != nil {
 					return w.failed(err)
 				}
@@ -371,7 +371,7 @@ func (w *worker) act(ctx context.Context) result {
 			}
 			if w.incarnation > incarnation {
 				if w.used++; w.used >= mostUsed {
-					return w.failed(fmt.Errorf("%d of its ids in a row are said to be taken: earlier incarnations have used them up, or its name is another's. To go on with the next ids, release the hold and plan again. The last answer: %w", w.used, err))
+					return w.failed(fmt.Errorf("%d consecutive ids were reported as taken: earlier incarnations used them up, or another object has its name. To continue with the next ids, release the hold and plan again. The last answer: %w", w.used, err))
 				}
 				w.note(event.Retrying, err.Error(), try)
 				continue // it was no try
@@ -415,7 +415,7 @@ func (w *worker) stopped(err error) result {
 // later.
 func (w *worker) await(ctx context.Context) (res result, over bool) {
 	begun, poll := time.Now(), w.retry.polls()
-	const looking = "look at the result"
+	const looking = "observe the result"
 	doing, after := looking, time.Duration(0)
 	for searched := false; ; {
 		have, err := w.see(ctx, after)
@@ -430,13 +430,13 @@ func (w *worker) await(ctx context.Context) (res result, over bool) {
 				return w.finish(nil), true
 			}
 			waits = waits || have.Phase == providers.Deleting
-			detail = cmp.Or(have.Detail, "it is still there")
+			detail = cmp.Or(have.Detail, "it still exists")
 		} else {
 			switch {
 			case have == nil:
-				detail = "the far side accepted it, and it is not there"
+				detail = "the remote system accepted the call, but the object was not found"
 			case have.Phase == providers.Failed:
-				return w.partial(fmt.Errorf("it failed: %s", cmp.Or(have.Detail, "no reason is given")), have), true
+				return w.partial(fmt.Errorf("it failed: %s", cmp.Or(have.Detail, "no reason given")), have), true
 			case have.Phase == providers.Pending:
 				waits, detail = true, cmp.Or(have.Detail, "not ready")
 			default:
@@ -448,7 +448,7 @@ func (w *worker) await(ctx context.Context) (res result, over bool) {
 					w.rounds++
 					return result{}, false
 				}
-				detail = "not taken over: " + strings.Join(unmet, ", ")
+				detail = "not applied: " + strings.Join(unmet, ", ")
 			}
 		}
 		if over := w.over(begun); !waits || over {
@@ -460,7 +460,7 @@ func (w *worker) await(ctx context.Context) (res result, over bool) {
 			if have == nil && w.action == plan.Create && !searched {
 				searched = true
 				if have, err = w.elsewhere(ctx); err != nil {
-					return w.unknown(fmt.Errorf("look for what was made: %w", err)), true
+					return w.unknown(fmt.Errorf("find the created object: %w", err)), true
 				} else if have != nil {
 					continue
 				}

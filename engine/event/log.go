@@ -35,15 +35,15 @@ func line(e Event) (slog.Level, string, []slog.Attr) {
 	switch e := e.(type) {
 	case Observing:
 		if e.Elapsed > 0 {
-			return slog.LevelInfo, "still looking", []slog.Attr{slog.String("scope", e.Scope), slog.String("kind", e.Kind), slog.Duration("elapsed", e.Elapsed), slog.Int("others", e.More)}
+			return slog.LevelInfo, "still observing", []slog.Attr{slog.String("scope", e.Scope), slog.String("kind", e.Kind), slog.Duration("elapsed", e.Elapsed), slog.Int("others", e.More)}
 		}
-		return slog.LevelDebug, "looking", []slog.Attr{slog.String("scope", e.Scope), slog.String("kind", e.Kind)}
+		return slog.LevelDebug, "observing", []slog.Attr{slog.String("scope", e.Scope), slog.String("kind", e.Kind)}
 	case Observed:
 		attrs := []slog.Attr{slog.String("scope", e.Scope), slog.String("kind", e.Kind), slog.Int("things", e.Things), slog.Duration("took", e.Took)}
 		if e.Err != nil {
-			return slog.LevelWarn, "cannot be seen", append(attrs, slog.Any("error", e.Err))
+			return slog.LevelWarn, "could not be observed", append(attrs, slog.Any("error", e.Err))
 		}
-		return slog.LevelDebug, "seen", attrs
+		return slog.LevelDebug, "observed", attrs
 	case LockWait:
 		return slog.LevelInfo, "waiting for the site lock", []slog.Attr{
 			slog.String("operation", e.Holder.Operation), slog.String("who", e.Holder.Who), slog.Int("pid", e.Holder.PID), slog.String("held_by", e.Holder.Run), slog.Int64("epoch", e.Holder.Epoch),
@@ -65,11 +65,11 @@ func line(e Event) (slog.Level, string, []slog.Attr) {
 	case Interrupted:
 		return slog.LevelInfo, "interrupted", []slog.Attr{slog.Int("in_flight", e.InFlight), slog.String("by", e.By)}
 	case RevertStarted:
-		return slog.LevelInfo, "undoing", []slog.Attr{slog.Int("steps", e.Steps), slog.Int("keep", e.Keep), slog.Any("cause", e.Cause)}
+		return slog.LevelInfo, "reverting", []slog.Attr{slog.Int("steps", e.Steps), slog.Int("keep", e.Keep), slog.Any("cause", e.Cause)}
 	case Verified:
-		return slog.LevelInfo, "looked again", []slog.Attr{slog.Bool("undo", e.Undo), slog.Int("things", e.Things), slog.Int("differences", len(e.Differences))}
+		return slog.LevelInfo, "verified", []slog.Attr{slog.Bool("undo", e.Undo), slog.Int("things", e.Things), slog.Int("differences", len(e.Differences))}
 	case RunEnded:
-		return slog.LevelInfo, "run ended", []slog.Attr{
+		return slog.LevelInfo, "run finished", []slog.Attr{
 			slog.String("status", e.Run.Stands()), slog.Int("done", e.Run.Done), slog.Int("differences", len(e.Differences)), slog.Int("holds", len(e.Holds)), slog.Duration("took", e.Took),
 		}
 	}

@@ -42,9 +42,9 @@ func everything() []event.Event {
 // At debug each event has its own line; at info those that show the progress of a run, and at warn what goes wrong.
 func TestLog(t *testing.T) {
 	for level, want := range map[slog.Level][]string{
-		slog.LevelDebug: {"waiting for the site lock", "looking", "still looking", "seen", "cannot be seen", "run started", "step started", "step retrying", "step done", "step failed", "point of no return", "interrupted", "undoing", "looked again", "run ended"},
-		slog.LevelInfo:  {"waiting for the site lock", "still looking", "cannot be seen", "run started", "step failed", "point of no return", "interrupted", "undoing", "looked again", "run ended"},
-		slog.LevelWarn:  {"cannot be seen", "step failed"},
+		slog.LevelDebug: {"waiting for the site lock", "observing", "still observing", "observed", "could not be observed", "run started", "step started", "step retrying", "step done", "step failed", "point of no return", "interrupted", "reverting", "verified", "run finished"},
+		slog.LevelInfo:  {"waiting for the site lock", "still observing", "could not be observed", "run started", "step failed", "point of no return", "interrupted", "reverting", "verified", "run finished"},
+		slog.LevelWarn:  {"could not be observed", "step failed"},
 	} {
 		var b bytes.Buffer
 		sink := event.Log(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: level})))
@@ -60,7 +60,7 @@ func TestLog(t *testing.T) {
 				t.Errorf("%s: line %d is %s, want %q", level, i, lines[i], text)
 			}
 		}
-		for _, line := range lines[slices.Index(want, "cannot be seen")+1:] {
+		for _, line := range lines[slices.Index(want, "could not be observed")+1:] {
 			if !strings.Contains(line, "run=20261125-120000.000-abcdef") && level < slog.LevelWarn {
 				t.Errorf("%s: it does not say of which run that is: %s", level, line)
 			}

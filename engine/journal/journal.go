@@ -108,7 +108,7 @@ type StoppedError struct {
 // Error names the resource and what stops it.
 func (e *StoppedError) Error() string {
 	h := e.Holds[0]
-	return fmt.Sprintf("%s is not touched: %s is held: %s", e.Ref, h.Scope, h.Reason)
+	return fmt.Sprintf("%s was left unchanged: %s is on hold: %s", e.Ref, h.Scope, h.Reason)
 }
 
 // Journal writes the records of one run. Append may be called from many goroutines.
@@ -274,13 +274,13 @@ func (j *Journal) commit(all []request) (err error) {
 		// Either another process wrote a record, and the lock was not really ours; or something is held now that was free.
 		head, rerr := j.store.Get(ctx, j.store.JournalHead(j.run))
 		if rerr != nil {
-			return fmt.Errorf("%w (reading it back: %w)", err, rerr)
+			return fmt.Errorf("%w (reading it back failed: %w)", err, rerr)
 		}
 		if head.Modified != j.log.revision {
 			return fmt.Errorf("%w: another process wrote to the journal", state.ErrFenced)
 		}
 		if j.stops, rerr = j.store.Stops(ctx); rerr != nil {
-			return fmt.Errorf("%w (reading the holds: %w)", err, rerr)
+			return fmt.Errorf("%w (reading the holds failed: %w)", err, rerr)
 		}
 	}
 	return err

@@ -49,7 +49,7 @@ func (l *Log) next(run string, lock *state.Lock, records []*Record) (*batch, err
 		rec.Wall = time.Now().UTC()
 		text, err := json.Marshal(rec)
 		if err == nil && len(text) > MaxRecord {
-			err = fmt.Errorf("the record about %s has %d bytes, %d are possible", rec.Ref, len(text), MaxRecord)
+			err = fmt.Errorf("the record about %s has %d bytes; the limit is %d", rec.Ref, len(text), MaxRecord)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("journal of run %s: %w", run, err)
@@ -95,7 +95,7 @@ func (b *batch) write(ctx context.Context, store *state.Store, lock *state.Lock,
 		case rerr != nil && errors.Is(context.Cause(ctx), state.ErrFenced):
 			return fmt.Errorf("%w (%w)", context.Cause(ctx), err)
 		case rerr != nil:
-			return fmt.Errorf("%w (reading it back: %w)", err, rerr)
+			return fmt.Errorf("%w (reading it back failed: %w)", err, rerr)
 		case item.Modified != 0 && bytes.Equal(item.Value, b.text):
 			b.log.revision = item.Modified
 			return nil
@@ -128,7 +128,7 @@ func Read(ctx context.Context, store *state.Store, run string) (*Log, error) {
 	}
 	last := items[len(items)-1] // the head sorts after all numbers
 	if last.Key != store.JournalHead(run) {
-		return fail("its head %s is missing: the journal is damaged", store.JournalHead(run))
+		return fail("its head %s is missing: the journal is corrupt", store.JournalHead(run))
 	}
 	items = items[:len(items)-1]
 	log := &Log{Records: make([]Record, len(items)), revision: last.Modified}
@@ -142,7 +142,7 @@ func Read(ctx context.Context, store *state.Store, run string) (*Log, error) {
 		}
 		if r.Seq != int64(i)+1 || item.Key != store.JournalKey(run, r.Seq) || r.Run != run || r.Prev != log.hash {
 			before := store.JournalKey(run, int64(i))
-			return fail("record %s does not follow the one before it, %s: either is damaged, or records are missing or were changed", item.Key, before)
+			return fail("record %s does not follow the previous one, %s: one of them is corrupt, or records are missing or were changed", item.Key, before)
 		}
 		log.seq, log.hash = r.Seq, hash(item.Value)
 	}
@@ -154,7 +154,7 @@ func Read(ctx context.Context, store *state.Store, run string) (*Log, error) {
 		return fail("its head %s is corrupt: %w", last.Key, err)
 	}
 	if h.Seq != log.seq || h.Hash != log.hash {
-		return fail("it ends with record %s, and its head %s tells of %d: either is damaged, or records are missing or were changed", store.JournalKey(run, log.seq), last.Key, h.Seq)
+		return fail("it ends with record %s, but its head %s says %d: one of them is corrupt, or records are missing or were changed", store.JournalKey(run, log.seq), last.Key, h.Seq)
 	}
 	return log, nil
 }
@@ -184,7 +184,7 @@ func version(text []byte) error {
 		return fmt.Errorf("is corrupt: %w", err)
 	}
 	if v.V != Version {
-		return fmt.Errorf("has version %d; this converge knows %d: use the converge that wrote it", v.V, Version)
+		return fmt.Errorf("has version %d; this converge supports %d: use the converge that wrote it", v.V, Version)
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ func Sum(records []Record, n int) (Replay, error) {
 	for i := range records {
 		rec := &records[i]
 		if (i == 0) != (rec.Kind == Begin) {
-			return r, fmt.Errorf("journal of run %s: record %d is of kind %q: the first one opens a journal, and no other", rec.Run, rec.Seq, rec.Kind)
+			return r, fmt.Errorf("journal of run %s: record %d has kind %q: the first record, and no other, opens a journal", rec.Run, rec.Seq, rec.Kind)
 		}
 		switch rec.Kind {
 		case Begin:

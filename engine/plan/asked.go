@@ -22,7 +22,7 @@ func (e *UnmatchedError) Error() string {
 	case "replace":
 		among = "declared"
 	case "external":
-		among = "there"
+		among = "present"
 	}
 	return fmt.Sprintf("-%s=%s matches nothing that is %s", e.Option, e.Pattern, among)
 }
@@ -207,7 +207,7 @@ func (m *maker) leaveOut(keep []bool, pair map[int]int, in selection) {
 		case it.unsupported:
 			omitted[it.ref] = "the server does not support " + it.ref.Kind
 		case !it.lacks.IsZero():
-			omitted[it.ref] = fmt.Sprintf("it refers to %s, which could not be seen", it.lacks)
+			omitted[it.ref] = fmt.Sprintf("it refers to %s, which could not be observed", it.lacks)
 		}
 	}
 	steps := m.plan.Steps
@@ -219,16 +219,16 @@ func (m *maker) leaveOut(keep []bool, pair map[int]int, in selection) {
 		keep[i] = false
 		switch {
 		case !by.lacks.IsZero():
-			omitted[steps[i].Ref] = fmt.Sprintf("it refers to %s, which is left out", by.ref)
+			omitted[steps[i].Ref] = fmt.Sprintf("it refers to %s, which is skipped", by.ref)
 		case by.unsupported:
 			omitted[steps[i].Ref] = fmt.Sprintf("it refers to %s, which the server does not support", by.ref)
 		case by.unknown:
-			omitted[steps[i].Ref] = fmt.Sprintf("it refers to %s, which could not be seen", by.ref)
+			omitted[steps[i].Ref] = fmt.Sprintf("it refers to %s, which could not be observed", by.ref)
 		}
 	}
 	drop(steps, keep, pair, func(step, needed *Step) {
 		if omitted[needed.Ref] != "" && omitted[step.Ref] == "" {
-			omitted[step.Ref] = fmt.Sprintf("it needs %s, which is left out", needed.Ref)
+			omitted[step.Ref] = fmt.Sprintf("it needs %s, which is skipped", needed.Ref)
 		}
 	})
 	for _, it := range m.items { // which are sorted by ref

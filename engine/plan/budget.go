@@ -23,7 +23,7 @@ func OverBudget(p *Plan, live int) []Refusal {
 
 // AllowDestroy returns the remedy that allows a plan to destroy n things, where the document or the caller sets the limit.
 func AllowDestroy(n int) remedy.Remedy {
-	return remedy.Say("look at the plan; if it is what you want, raise policy.max_destroy of the document, or allow it this once", remedy.Of(remedy.AllowDestroy, strconv.Itoa(n)))
+	return remedy.Say("review the plan; if it is what you want, raise policy.max_destroy in the document, or allow it this once", remedy.Of(remedy.AllowDestroy, strconv.Itoa(n)))
 }
 
 // Over returns why a plan destroys more of the live recorded resources than a limit allows; nothing when the limit is empty.
@@ -39,7 +39,7 @@ func Over(p *Plan, live int, limit string, allow func(n int) remedy.Remedy) []Re
 		return []Refusal{Refuse(schema.Ref{}, err.Error(), "correct the limit").breaking(RuleMaxDestroy)}
 	case count > allowed:
 		return []Refusal{{
-			Rule: RuleMaxDestroy, Reason: fmt.Sprintf("it would destroy %d of %d recorded things, and max_destroy (%s) allows %d", count, live, limit, allowed),
+			Rule: RuleMaxDestroy, Reason: fmt.Sprintf("it would destroy %d of %d recorded objects, but max_destroy (%s) allows %d", count, live, limit, allowed),
 			Remedies: []remedy.Remedy{allow(count)},
 		}}
 	}
@@ -61,13 +61,13 @@ func Budget(limit string, live int) (int, error) {
 	if p, ok := strings.CutSuffix(limit, "%"); ok {
 		n, err := strconv.Atoi(p)
 		if err != nil || n < 0 || n > 100 {
-			return 0, fmt.Errorf("max_destroy is %q; want a number such as 3 or a share such as 10%%", limit)
+			return 0, fmt.Errorf("max_destroy is %q: want a number such as 3 or a percentage such as 10%%", limit)
 		}
 		return max(1, live*n/100), nil
 	}
 	n, err := strconv.Atoi(limit)
 	if err != nil || n < 0 {
-		return 0, fmt.Errorf("max_destroy is %q; want a number such as 3 or a share such as 10%%", limit)
+		return 0, fmt.Errorf("max_destroy is %q: want a number such as 3 or a percentage such as 10%%", limit)
 	}
 	return n, nil
 }
@@ -120,27 +120,27 @@ func (m *maker) suspect() {
 		}
 	}
 	if len(m.desired)+m.rest.resources == 0 && (m.in.Part == nil || m.in.Part.Declared == 0) && live > 0 && !m.in.Options.Destroy && !m.in.Options.Sweep {
-		m.disappeared(fmt.Sprintf("the document has no resources, and %d are recorded", live),
-			"correct the document; if all of them are to go, say so", remedy.Action{Verb: remedy.Destroy})
+		m.disappeared(fmt.Sprintf("the document has no resources, but %d are recorded", live),
+			"correct the document, or destroy all of them explicitly", remedy.Action{Verb: remedy.Destroy})
 	}
 	if m.in.Options.AllowMissing {
 		return
 	}
 	for at, n := range recorded {
 		if n >= fewRecorded && seen[at]*2 <= n {
-			m.disappeared(fmt.Sprintf("%d of %d recorded things of kind %s in scope %s are not there any more", n-seen[at], n, at.Kind, at.Scope),
-				"make sure that the provider reaches the right server, and look at the drift; if they are gone indeed, go on without them", goOn...)
+			m.disappeared(fmt.Sprintf("%d of %d recorded objects of kind %s in scope %s no longer exist", n-seen[at], n, at.Kind, at.Scope),
+				"make sure that the provider reaches the right server, and review the drift; if they are really gone, continue without them", goOn...)
 		}
 	}
 	gone := func(t tally, of string) bool {
 		if t.recorded == 0 || t.seen > 0 {
 			return false
 		}
-		reason, all := fmt.Sprintf("none of the %d recorded things of %s is there any more", t.recorded, of), "they are"
+		reason, all := fmt.Sprintf("all %d recorded objects of %s are gone", t.recorded, of), "they are"
 		if t.recorded == 1 {
-			reason, all = "the only recorded thing of "+of+" is not there any more", "it is"
+			reason, all = "the only recorded object of "+of+" is gone", "it is"
 		}
-		m.disappeared(reason, "make sure that the right server is reached, and look at the drift; if "+all+" gone indeed, go on", goOn...)
+		m.disappeared(reason, "make sure that converge reaches the right server, and review the drift; if "+all+" really gone, continue", goOn...)
 		return true
 	}
 	told := false
@@ -188,7 +188,7 @@ func (m *maker) sweep() {
 				continue
 			}
 			it := &item{ref: t.Mark.Ref, kind: m.in.Kinds[at.Kind], traits: traits, thing: t, born: t.Mark.Incarnation}
-			s := m.step(it, Delete, fmt.Sprintf("incarnation %d was given up, and is still there", t.Mark.Incarnation))
+			s := m.step(it, Delete, fmt.Sprintf("incarnation %d was abandoned, but still exists", t.Mark.Incarnation))
 			s.Stray, s.Record = true, s.Prior
 			s.Within = traits.GoneWithin
 			m.plan.Steps = append(m.plan.Steps, s)

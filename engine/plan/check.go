@@ -34,7 +34,7 @@ type Head struct {
 // HeadOf reads the head of a document and skips its resources.
 func HeadOf(document []byte) (h Head, err error) {
 	if err := json.Unmarshal(document, &h); err != nil {
-		return Head{}, fmt.Errorf("the document: %w", err)
+		return Head{}, fmt.Errorf("decode the document: %w", err)
 	}
 	return h, nil
 }
@@ -48,7 +48,7 @@ func (p *Plan) checkHead() error {
 	case p.Destroy && p.Sweep:
 		return fmt.Errorf("it both destroys and sweeps")
 	case p.MaxDestroy == "" && !p.Asked:
-		return fmt.Errorf("it has no max_destroy, and nobody asked for that")
+		return fmt.Errorf("it has no max_destroy, and that was not requested")
 	}
 	if p.MaxDestroy != "" {
 		if _, err := Budget(p.MaxDestroy, 0); err != nil {
@@ -57,12 +57,12 @@ func (p *Plan) checkHead() error {
 	}
 	if p.Destroy || p.Sweep {
 		if p.Digest != "" {
-			return fmt.Errorf("it is for a document, and a plan that only removes has none")
+			return fmt.Errorf("it refers to a document, but a plan that only removes has none")
 		}
 		return nil
 	}
 	if sum, err := hex.DecodeString(p.Digest); err != nil || len(sum) != sha256.Size {
-		return fmt.Errorf("its document_digest is not a SHA-256 in hex")
+		return fmt.Errorf("its document_digest is not a hex-encoded SHA-256")
 	}
 	return nil
 }
@@ -79,21 +79,21 @@ func (p *Plan) CheckDocument() error {
 func (p *Plan) checkDocument() error {
 	if p.Digest == "" {
 		if len(p.Document) > 0 {
-			return fmt.Errorf("it comes with a document, and a plan that only removes has none")
+			return fmt.Errorf("it contains a document, but a plan that only removes has none")
 		}
 		return nil
 	}
 	if sum := sha256.Sum256(p.Document); hex.EncodeToString(sum[:]) != p.Digest {
-		return fmt.Errorf("its document is not the one of its document_digest")
+		return fmt.Errorf("its document does not match its document_digest")
 	}
 	head, err := HeadOf(p.Document)
 	switch {
 	case err != nil:
 		return err
 	case head.Site.Name != p.Site.Name || head.Site.ID != p.Site.ID:
-		return fmt.Errorf("it is for site %s (%s), and its document for site %s (%s)", p.Site.Name, p.Site.ID, head.Site.Name, head.Site.ID)
+		return fmt.Errorf("it is for site %s (%s), but its document is for site %s (%s)", p.Site.Name, p.Site.ID, head.Site.Name, head.Site.ID)
 	case !p.Asked && p.MaxDestroy != cmp.Or(head.Policy.MaxDestroy, DefaultMaxDestroy):
-		return fmt.Errorf("its max_destroy is %s, and its document says %s", p.MaxDestroy, cmp.Or(head.Policy.MaxDestroy, DefaultMaxDestroy))
+		return fmt.Errorf("its max_destroy is %s, but its document says %s", p.MaxDestroy, cmp.Or(head.Policy.MaxDestroy, DefaultMaxDestroy))
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func (p *Plan) checkSteps() error {
 		}
 		why := s.wrong(p)
 		if other := of[s.Ref]; why == "" && other != nil && !p.Sweep && !halvesOf(s, other) {
-			why = fmt.Sprintf("step %d does something to the same resource", other.ID)
+			why = fmt.Sprintf("step %d already acts on the same resource", other.ID)
 		}
 		if why != "" {
 			return fmt.Errorf("step %d (%s %s): %s", i, s.Action, s.Ref, why)
@@ -131,36 +131,36 @@ func (s *Step) wrong(p *Plan) string {
 	late := slices.Contains([]providers.Revert{providers.Replace, providers.NoUndo}, s.Undo)
 	switch {
 	case !makes && s.Action != Delete && s.Action != Forget:
-		return "there is no such action"
+		return "unknown action"
 	case !late && !s.Undo.Reversible():
-		return fmt.Sprintf("there is no class of undo %q", s.Undo)
+		return fmt.Sprintf("unknown undo class %q", s.Undo)
 	case s.Ref.IsZero():
 		return "it names no resource"
 	case s.ExternalID == "" || s.Incarnation < 1:
-		return "it does not say which thing is meant"
+		return "it does not identify its object"
 	case !s.Mark.IsZero() && s.Mark.Site != p.Site.ID:
-		return "the thing is marked as that of site " + s.Mark.Site
+		return "the object carries the mark of site " + s.Mark.Site
 	case s.Prior != nil && s.Prior.Ref != s.Ref, s.Record != nil && s.Record.Ref != s.Ref:
-		return "its record is about another resource"
+		return "its record is for another resource"
 	case s.Within < 0:
-		return "it waits for less than no time"
+		return "its timeout is negative"
 	case p.Destroy && makes:
-		return "the plan is to destroy"
+		return "a destroy plan cannot contain this action"
 	case p.Sweep != (s.Stray && !s.Replace):
-		return "only a sweep removes strays, and it does nothing else"
+		return "only a sweep removes strays, and a sweep does nothing else"
 	case s.Replace && s.Action != Create && s.Action != Delete, s.Beside && !(s.Replace && s.Action == Create),
 		s.Leaves && s.Action != Create, s.Stray && s.Action != Delete, len(s.Chosen) > 0 && s.Action != Create:
-		return "it says of itself what such a step cannot be"
+		return "it has fields that its action does not allow"
 	case makes != (s.After != nil), makes && s.Want == nil:
-		return "what it leads to is not what such a step leads to"
+		return "its resulting state does not match its action"
 	case s.Before == nil && s.Action != Create && s.Action != Forget, s.Before != nil && s.Action == Create:
-		return "what it starts from is not what such a step starts from"
+		return "its initial state does not match its action"
 	case makes && (s.Record == nil || s.Record.Gone || s.Record.ID != s.ExternalID || s.Record.Incarnation != s.Incarnation):
-		return "it does not record what it makes"
+		return "it does not record its object"
 	case s.Action == Forget && (s.Record != nil && (!s.Record.Gone || s.Record.ID != s.ExternalID) || s.Prior == nil || s.Prior.Gone):
 		return "it forgets nothing"
 	case s.Action == Delete && !s.Stray && s.Record != nil && !s.Record.Gone:
-		return "it records what it deletes"
+		return "it records the deleted object as existing"
 	}
 	return ""
 }
@@ -173,7 +173,7 @@ func (p *Plan) checkOrder() error {
 			case n < 0 || n >= len(p.Steps):
 				return fmt.Errorf("step %d needs step %d, which does not exist", i, n)
 			case j > 0 && n <= p.Steps[i].Needs[j-1]:
-				return fmt.Errorf("the needs of step %d are not in order", i)
+				return fmt.Errorf("the needs of step %d are not in ascending order", i)
 			}
 		}
 	}
@@ -186,17 +186,17 @@ func (p *Plan) checkOrder() error {
 		s := &p.Steps[i]
 		switch {
 		case s.Wave != wave[i]:
-			return fmt.Errorf("step %d is in wave %d, and what it needs puts it into wave %d", i, s.Wave, wave[i])
+			return fmt.Errorf("step %d is in wave %d, but its needs put it in wave %d", i, s.Wave, wave[i])
 		case s.Stage != stages[s.Ref.Scope]:
-			return fmt.Errorf("step %d has turn %d, and its node has turn %d", i, s.Stage, stages[s.Ref.Scope])
+			return fmt.Errorf("step %d has turn %d, but its node has turn %d", i, s.Stage, stages[s.Ref.Scope])
 		case i > 0 && cmp.Or(cmp.Compare(p.Steps[i-1].Wave, s.Wave), p.Steps[i-1].Ref.Compare(s.Ref)) > 0:
-			return fmt.Errorf("step %d comes before step %d, and belongs after it", i-1, i)
+			return fmt.Errorf("step %d comes before step %d, but belongs after it", i-1, i)
 		case after[i] != (i >= p.NoReturn):
 			return fmt.Errorf("step %d is on the wrong side of the point of no return, which is %d", i, p.NoReturn)
 		}
 	}
 	if p.NoReturn < 0 || p.NoReturn > len(p.Steps) {
-		return fmt.Errorf("its point of no return is %d, and it has %d steps", p.NoReturn, len(p.Steps))
+		return fmt.Errorf("its point of no return is %d, but it has %d steps", p.NoReturn, len(p.Steps))
 	}
 	return nil
 }

@@ -111,7 +111,7 @@ func (p *Plan) approval(steps []byte) string {
 		Destroy, Sweep bool
 	}{p.Site.ID, p.Digest, p.Destroy, p.Sweep})
 	if err != nil {
-		panic(fmt.Sprintf("plan: encode what is approved: %v", err))
+		panic(fmt.Sprintf("plan: encode the approval: %v", err))
 	}
 	h := sha256.New()
 	_, _ = h.Write(head) // never fails, nor does the next
@@ -199,7 +199,7 @@ func shallow(data []byte) error {
 		case err != nil:
 			return err
 		case d.StackDepth() > maxDepth:
-			return fmt.Errorf("it has more than %d objects and lists within each other", maxDepth)
+			return fmt.Errorf("it nests objects and lists more than %d levels deep", maxDepth)
 		}
 	}
 }

@@ -128,7 +128,7 @@ func (m *maker) detaching(it *item, have schema.Object, from []schema.Ref) Step 
 	for i, r := range from {
 		lost[i] = r.String()
 	}
-	s := m.step(it, Update, "it lets go of "+strings.Join(lost, ", ")+", which "+plural(len(lost), "is", "are")+" deleted first")
+	s := m.step(it, Update, "it stops referring to "+strings.Join(lost, ", ")+", which "+plural(len(lost), "is", "are")+" deleted first")
 	s.Detaches, s.Within, s.After = true, within(it, Update), have
 	named := diff.Named(it.kind, have, m.names.In(it.ref.Scope))
 	s.Changes = diff.Compare(it.kind, named, s.Before, s.Before, nil, func(_, id string) string { return id })
@@ -232,17 +232,17 @@ func (m *maker) stuck(gone *Step, it *item, at []use) {
 	for i, u := range at {
 		paths[i] = u.path
 	}
-	what := "it is to be deleted before other things can be made"
+	what := "it must be deleted before other objects can be created"
 	if gone.Replace {
-		what = "it has to be replaced (" + gone.Reason + ") and cannot be there twice"
+		what = "it has to be replaced (" + gone.Reason + ") and cannot exist twice"
 		if g := m.byRef[gone.Ref]; g != nil && g.thing != nil && g.desired != nil {
 			if c, ok := shared(m.had(g), g.has(g.desired.Spec)); ok {
 				what += " with " + c.String()
 			}
 		}
 	}
-	m.refuse(gone.Ref, fmt.Sprintf("%s, but %s refers to it in %s and cannot be without that meanwhile", what, it.ref, strings.Join(paths, ", ")),
-		fmt.Sprintf("first apply a document in which %s refers to something else, or to nothing, in its place; then apply this one", it.ref))
+	m.refuse(gone.Ref, fmt.Sprintf("%s, but %s refers to it in %s and cannot drop that reference temporarily", what, it.ref, strings.Join(paths, ", ")),
+		fmt.Sprintf("first apply a document in which %s refers to something else or to nothing instead, then apply this one", it.ref))
 }
 
 // exchange refuses steps that wait for one another because each takes what another one has.
@@ -257,7 +257,7 @@ func (m *maker) exchange(cycle []int) {
 		texts[n] = string(s.Action) + " " + s.Ref.String()
 	}
 	m.refuse(m.plan.Steps[slices.Min(cycle)].Ref, "these steps wait for one another: "+strings.Join(texts, ", "),
-		"make the change in two documents: in the first let "+strings.Join(refs[1:], ", ")+plural(len(refs)-1, " give up", " all give up")+" what "+refs[0]+" is to have, or leave one of them out")
+		"make the change in two documents: in the first, "+strings.Join(refs[1:], ", ")+plural(len(refs)-1, " gives up", " all give up")+" what "+refs[0]+" needs, or leave one of them out")
 }
 
 // usesIn returns where a value of a field refers to something.

@@ -21,9 +21,9 @@ type External struct {
 func (x External) Lost(t *providers.Thing) string {
 	switch {
 	case t == nil || t.Phase == providers.Deleting:
-		return "it is external, and it is gone"
+		return "it is external and no longer exists"
 	case x.Name != "" && t.Name != x.Name:
-		return fmt.Sprintf("it is external, and it is called %q by now", t.Name)
+		return fmt.Sprintf("it is external and is now named %q", t.Name)
 	}
 	return ""
 }
@@ -68,8 +68,8 @@ func (m *maker) lookUp(it *item) (id string, err error) {
 	if said, ok := m.in.Observed.Unsupported[at]; ok {
 		if id == "" {
 			it.refused = true
-			m.refuse(it.ref, fmt.Sprintf("it is external, and the server cannot tell which %s is called so: %s", at.Kind, said),
-				`say which one it is with external: {id: "..."}, which is then not checked`)
+			m.refuse(it.ref, fmt.Sprintf("it is external, but the server cannot tell which %s has this name: %s", at.Kind, said),
+				`identify it with external: {id: "..."}; that id is then not checked`)
 			return "", nil
 		}
 		m.plan.Externals = append(m.plan.Externals, External{Ref: it.ref, ID: id, Unchecked: "the server cannot list " + at.Kind})
@@ -96,12 +96,12 @@ func (m *maker) lookUp(it *item) (id string, err error) {
 		m.plan.Externals = append(m.plan.Externals, x)
 		return found[0].ID, nil
 	case len(found) > 1:
-		m.refuse(it.ref, fmt.Sprintf("it is external, and %d things of kind %s are called so", len(found), at.Kind), `say which one it is with external: {id: "..."}`)
+		m.refuse(it.ref, fmt.Sprintf("it is external, but %d objects of kind %s have this name", len(found), at.Kind), `identify it with external: {id: "..."}`)
 	case id != "":
-		m.refuse(it.ref, fmt.Sprintf("it is external, and there is no %s with the id %s", at.Kind, id), "correct the id, or bring the thing into being")
+		m.refuse(it.ref, fmt.Sprintf("it is external, but there is no %s with the id %s", at.Kind, id), "correct the id, or create the object")
 	default:
-		m.refuse(it.ref, fmt.Sprintf("it is external, and there is no %s called so", at.Kind),
-			`bring it into being, say which one it is with external: {id: "..."}, or leave out external to have it made`)
+		m.refuse(it.ref, fmt.Sprintf("it is external, but there is no %s with this name", at.Kind),
+			`create it, identify it with external: {id: "..."}, or remove external to have converge create it`)
 	}
 	it.refused = true
 	return "", nil

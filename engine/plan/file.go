@@ -41,7 +41,7 @@ type body struct {
 }
 
 // ErrForeign reports that a plan file was not saved with the key with which it is to be applied.
-var ErrForeign = errors.New("the plan file is not one that this site's store saved: it was edited, damaged, or made with another store")
+var ErrForeign = errors.New("the plan file cannot be authenticated with this site's store: it was edited, damaged, or saved with another store")
 
 // EncodeFile returns the plan as a file in which no byte can be changed without the key, and the digest of the plan.
 func (p *Plan) EncodeFile(key []byte) (file []byte, digest string, err error) {

@@ -48,7 +48,7 @@ func TestFile(t *testing.T) {
 	if err := f.Verify(other); !errors.Is(err, plan.ErrForeign) {
 		t.Errorf("with another key: %v", err)
 	}
-	edited := bytes.Replace(data, []byte(`"reason":"declared, not there yet"`), []byte(`"reason":"harmless"`), 1)
+	edited := bytes.Replace(data, []byte(`"reason":"declared, but does not exist yet"`), []byte(`"reason":"harmless"`), 1)
 	if f, err = plan.DecodeFile(edited); err != nil {
 		t.Fatal(err)
 	}
@@ -158,11 +158,11 @@ func TestFileIsStrict(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ text, says string }{
-		"nothing":             {"", "not a plan"},
+		"nothing":             {"", "not a valid plan"},
 		"a plan as it was":    {string(body), "plan again"},
 		"a later format":      {strings.Replace(wrap(string(body)), `"format":3`, `"format":4`, 1), "plan again"},
-		"trailing data":       {wrap(string(body)) + "{}", "not a plan"},
-		"no plan":             {`{"format":3,"mac":"00"}`, "not a plan"},
+		"trailing data":       {wrap(string(body)) + "{}", "not a valid plan"},
+		"no plan":             {`{"format":3,"mac":"00"}`, "not a valid plan"},
 		"an unknown name":     {wrap(strings.Replace(string(body), `{"format":2,`, `{"format":2,"nope":1,`, 1)), "nope"},
 		"a folded name":       {wrap(strings.Replace(string(body), `"steps":`, `"STEPS":`, 1)), "STEPS"},
 		"a name twice":        {wrap(strings.Replace(string(body), `"steps":`, `"steps":[],"steps":`, 1)), "steps"},
@@ -172,9 +172,9 @@ func TestFileIsStrict(t *testing.T) {
 		"another document":    {seal(`"plan":` + string(body) + `,"document":{"site":{}}`), "document_digest"},
 		"a document inside":   {wrap(strings.Replace(string(body), `{"format":2,`, `{"format":2,"document":{},`, 1)), "document"},
 		"a step needs itself": {wrap(strings.Replace(string(body), `{"id":0,`, `{"id":0,"needs":[0],`, 1)), "need one another"},
-		"not UTF-8":           {wrap(strings.Replace(string(body), `declared, not`, "declared\xff not", 1)), "not a plan"},
-		"deep":                {wrap(strings.Repeat(`[`, 200) + strings.Repeat(`]`, 200)), "within each other"},
-		"bottomless":          {wrap(strings.Repeat(`{"a":`, 1<<20)), "within each other"},
+		"not UTF-8":           {wrap(strings.Replace(string(body), `declared, but`, "declared\xff but", 1)), "not a valid plan"},
+		"deep":                {wrap(strings.Repeat(`[`, 200) + strings.Repeat(`]`, 200)), "nests objects and lists"},
+		"bottomless":          {wrap(strings.Repeat(`{"a":`, 1<<20)), "nests objects and lists"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := plan.DecodeFile([]byte(c.text))

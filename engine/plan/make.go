@@ -275,11 +275,11 @@ func (m *maker) between(it *item, was, is schema.Object) []diff.Change {
 func whyReplace(it *item) string {
 	for _, c := range it.changes {
 		if c.Replaces {
-			return c.Path + " cannot change in place"
+			return c.Path + " cannot be changed in place"
 		}
 	}
 	if len(it.changes) > 0 && it.traits.Update == providers.Never {
-		return it.changes[0].Path + " differs, and a " + it.kind.Name + " cannot change in place"
+		return it.changes[0].Path + " differs, and a " + it.kind.Name + " cannot be changed in place"
 	}
 	return ""
 }
@@ -360,7 +360,7 @@ func (m *maker) emit() {
 		case it.record == nil && it.statesNothing() && ByItself(*it.traits, it.ref, it.thing):
 			it.unchanged = true // it can never be changed, deleted or missing
 		case it.record == nil && it.traits.Mark && it.thing.Mark.IsZero() && it.traits.Update != providers.Never:
-			s := m.step(it, Update, "taken over as it is, and marked as ours")
+			s := m.step(it, Update, "adopted as is; ownership mark added")
 			s.After = s.Before
 			m.add(it, s)
 		case it.traits.Mark && it.thing.Mark.Site == m.plan.Site.ID && it.thing.Mark.Ref != it.ref && it.traits.Update != providers.Never:
@@ -411,7 +411,7 @@ func whyCreate(it *item) string {
 	case it.born > 0:
 		return "declared again"
 	}
-	return "declared, not there yet"
+	return "declared, but does not exist yet"
 }
 
 func whyUpdate(it *item) string {
@@ -421,7 +421,7 @@ func whyUpdate(it *item) string {
 	case it.moved():
 		return whyMoved(it)
 	case it.record == nil:
-		return "taken over, and differs from the document"
+		return "adopted; differs from the document"
 	case it.recordStale:
 		return "the document changed"
 	}
@@ -429,17 +429,17 @@ func whyUpdate(it *item) string {
 }
 
 func whyMoved(it *item) string {
-	return "it has another name now: its mark still says " + it.thing.Mark.Ref.String()
+	return "it was renamed: its mark still says " + it.thing.Mark.Ref.String()
 }
 
 func whyAdopt(it *item) string {
 	switch {
 	case it.record == nil && it.thing.Mark.IsZero():
-		return "there already, as the document wants it"
+		return "already exists and matches the document"
 	case it.record == nil:
-		return "bears our mark, but was not recorded"
+		return "carries this site's mark, but was not recorded"
 	}
-	return "it is as wanted; only what is remembered about it changes"
+	return "it matches the document; only its record changes"
 }
 
 // emitRemoved decides about a recorded resource that has left the document.
@@ -454,21 +454,21 @@ func (m *maker) emitRemoved(it *item) {
 	}
 	left := "no longer declared"
 	if m.in.Options.Destroy {
-		left = "to be destroyed"
+		left = "scheduled for destruction"
 	}
 	switch {
 	case it.thing == nil:
-		forget(left + ", and gone already")
+		forget(left + ", and already gone")
 	case m.external[it.ref] != nil:
-		forget("declared external: the thing stays")
+		forget("declared external: the object stays")
 	case it.record.OnRemove == schema.Forget:
-		forget(left + "; on_remove is forget: the thing stays")
+		forget(left + "; on_remove is forget: the object stays")
 	case it.traits.Delete == providers.Never:
-		forget(left + "; a " + it.kind.Name + " cannot be deleted: the thing stays")
+		forget(left + "; a " + it.kind.Name + " cannot be deleted: the object stays")
 	case it.record.OnRemove == schema.Refuse:
-		m.refuse(it.ref, "it is "+left+" and its on_remove is refuse", `declare it again, or set lifecycle.on_remove to "delete" or "forget" first`)
+		m.refuse(it.ref, "it is "+left+" but its on_remove is refuse", `declare it again, or set lifecycle.on_remove to "delete" or "forget" first`)
 	case it.record.Protect:
-		m.refuse(it.ref, "it is "+left+" and protected", "declare it again, or apply it once with lifecycle.protect false")
+		m.refuse(it.ref, "it is "+left+" but is protected", "declare it again, or apply it once with lifecycle.protect set to false")
 	default:
 		m.add(it, m.removal(it, left))
 	}
@@ -477,10 +477,10 @@ func (m *maker) emitRemoved(it *item) {
 func (m *maker) emitReplace(it *item) {
 	switch {
 	case it.traits.Create == providers.Never || it.traits.Delete == providers.Never:
-		m.refuse(it.ref, "it would have to be replaced ("+it.replace+"), but a "+it.kind.Name+" cannot be deleted and made again", "undo that change of the document")
+		m.refuse(it.ref, "it would have to be replaced ("+it.replace+"), but a "+it.kind.Name+" cannot be deleted and recreated", "undo that change in the document")
 		return
 	case it.desired.Lifecycle.Protect || (it.record != nil && it.record.Protect):
-		m.refuse(it.ref, "it would have to be replaced ("+it.replace+"), but it is protected", "undo that change, or apply it once with lifecycle.protect false")
+		m.refuse(it.ref, "it would have to be replaced ("+it.replace+"), but it is protected", "undo that change, or apply it once with lifecycle.protect set to false")
 		return
 	}
 	s := m.removal(it, it.replace)
@@ -538,7 +538,7 @@ func (m *maker) left(it *item) *state.Record {
 
 func (m *maker) emitCreate(it *item, incarnation int, reason string) {
 	if it.traits.Create == providers.Never {
-		m.refuse(it.ref, "it is not there, and a "+it.kind.Name+" cannot be created", "remove it from the document, or bring the thing into being")
+		m.refuse(it.ref, "it does not exist, and a "+it.kind.Name+" cannot be created", "remove it from the document, or create the object outside converge")
 		return
 	}
 	s := m.step(it, Create, reason)

@@ -167,7 +167,7 @@ var unserved providers.Traits
 func (m *maker) describe(it *item, at schema.Place) error {
 	it.kind = m.in.Kinds[it.ref.Kind]
 	if it.kind == nil {
-		return fmt.Errorf("%s: the schema has no kind %s; was it recorded by a newer converge?", it.ref, it.ref.Kind)
+		return fmt.Errorf("%s: the schema has no kind %s; was it recorded by a newer version of converge?", it.ref, it.ref.Kind)
 	}
 	if _, known := m.secretive[it.kind]; !known {
 		m.secretive[it.kind] = sealed.Held(it.kind)
@@ -180,7 +180,7 @@ func (m *maker) describe(it *item, at schema.Place) error {
 			m.plan.Unsupported = note(m.plan.Unsupported, Unknown{Scope: at.Scope, Kind: at.Kind, Error: said})
 			return nil
 		}
-		unknown, why = true, "things of it are recorded, but: "+said // perhaps a wrong server
+		unknown, why = true, "objects of this kind are recorded, but: "+said // perhaps a wrong server
 	}
 	if !unknown {
 		traits, served := m.served(at)
@@ -231,8 +231,8 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 			if m.in.Rest { // a plan reports it as a refusal
 				m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, TakenBy: t.Mark})
 			}
-			m.refuse(it.ref, fmt.Sprintf("the thing that was recorded is now marked as %s of site %s", t.Mark.Ref, t.Mark.Site),
-				"find out who took it over; remove the mark if that site is gone, or forget the resource", remedy.Of(remedy.Forget, it.ref.String()))
+			m.refuse(it.ref, fmt.Sprintf("the recorded object is now marked as %s of site %s", t.Mark.Ref, t.Mark.Site),
+				"find out who adopted it; remove the mark if that site is gone, or forget the resource", remedy.Of(remedy.Forget, it.ref.String()))
 			return nil
 		}
 	}
@@ -272,8 +272,8 @@ func (m *maker) mayAdopt(it *item, t *providers.Thing) bool {
 	case it.traits.Create == providers.Never, it.traits.Delete == providers.Never, it.desired.Lifecycle.Adopt == schema.AdoptMatch:
 		return true // taking over what cannot be deleted loses nothing
 	default:
-		m.refuse(it.ref, fmt.Sprintf("a %s with this name exists and was not made by converge", it.kind.Name),
-			`to take it over set lifecycle.adopt to "match"; otherwise choose another name`)
+		m.refuse(it.ref, fmt.Sprintf("a %s with this name exists and was not created by converge", it.kind.Name),
+			`to adopt it, set lifecycle.adopt to "match"; otherwise choose another name`)
 	}
 	it.refused = true
 	return false
@@ -286,9 +286,9 @@ func (m *maker) adoptByID(it *item, ids map[string]*providers.Thing) {
 	reason := ""
 	switch {
 	case t == nil || t.Phase == providers.Deleting:
-		reason = "which is not there"
+		reason = "which does not exist"
 	case m.owners[t] != nil:
-		reason = "which is " + m.owners[t].ref.String() + " already"
+		reason = "which belongs to " + m.owners[t].ref.String() + " already"
 	case !t.Mark.IsZero():
 		reason = fmt.Sprintf("which is marked as %s of site %s", t.Mark.Ref, t.Mark.Site)
 	default:
@@ -296,7 +296,7 @@ func (m *maker) adoptByID(it *item, ids map[string]*providers.Thing) {
 		return
 	}
 	it.refused = true
-	m.refuse(it.ref, fmt.Sprintf("lifecycle.id names the %s %s, %s", it.kind.Name, id, reason), "correct lifecycle.id, or leave it out to have the resource made")
+	m.refuse(it.ref, fmt.Sprintf("lifecycle.id names the %s %s, %s", it.kind.Name, id, reason), "correct lifecycle.id, or remove it to have converge create the object")
 }
 
 // adoptByName takes over the only unmarked thing with the resource's name, for kinds whose ids carry no meaning.
@@ -317,7 +317,7 @@ func (m *maker) adoptByName(it *item) {
 		it.thing, m.owners[found[0]] = found[0], it
 	default:
 		it.refused = true
-		m.refuse(it.ref, fmt.Sprintf("%d things of kind %s are called %s: it is not clear which to take over", len(found), it.kind.Name, it.ref.Name),
+		m.refuse(it.ref, fmt.Sprintf("%d objects of kind %s are named %s: it is not clear which one to adopt", len(found), it.kind.Name, it.ref.Name),
 			"rename all but one, or import the right one by its id")
 	}
 }

@@ -64,15 +64,15 @@ func (m *maker) orphans() {
 		left, unseen := m.referrers(s, !traits.DeleteUnchecked)
 		switch {
 		case len(left) > 0:
-			then := "the server would refuse that, half way through the plan"
+			then := "the server would refuse that halfway through the plan"
 			if traits.DeleteUnchecked {
-				then = "the server would leave that behind for good"
+				then = "the server would leave dangling references behind for good"
 			}
 			m.refuse(s.Ref, "it would be deleted, but "+strings.Join(left, ", ")+" still "+plural(len(left), "refers", "refer")+" to it",
-				then+"; remove it first or have it refer to something else, or declare it and have it removed by the same plan")
+				then+"; first remove the referring objects or point them elsewhere, or declare them and remove them in the same plan")
 		case traits.DeleteUnchecked && unseen != "":
-			m.refuse(s.Ref, "it would be deleted, and it is not known whether anything still refers to it: "+unseen,
-				"the server would leave such things behind for good; mend the connection, or set lifecycle.on_remove to \"forget\"")
+			m.refuse(s.Ref, "it would be deleted, but it is unknown whether anything still refers to it: "+unseen,
+				"the server would leave dangling references behind for good; fix the connection, or set lifecycle.on_remove to \"forget\"")
 		}
 	}
 }
@@ -89,7 +89,7 @@ func (m *maker) referrers(s *Step, ours bool) (left []string, unseen string) {
 			continue // none can exist
 		}
 		if !seen {
-			unseen = at.Scope + "/" + at.Kind + " could not be seen"
+			unseen = at.Scope + "/" + at.Kind + " could not be observed"
 			continue
 		}
 		for _, t := range m.referring(at, k, things)[Referent{s.Ref.Kind, s.ExternalID}] {

@@ -28,15 +28,15 @@ func (m *maker) outside() {
 			for _, u := range uses(it.kind, it.desired.Spec, o) {
 				where = append(where, u.path)
 			}
-			says := fmt.Sprintf("%s names the %s %s by its external id", strings.Join(where, ", "), o.Kind, o.Name)
+			says := fmt.Sprintf("%s refers to the %s %s by its external id", strings.Join(where, ", "), o.Kind, o.Name)
 			switch {
 			case of.desired != nil:
-				m.refuse(it.ref, fmt.Sprintf("%s, and the document declares that as %s", says, of.ref), fmt.Sprintf("write %q there", of.ref.Name))
+				m.refuse(it.ref, fmt.Sprintf("%s, but the document declares it as %s", says, of.ref), fmt.Sprintf("write %q instead", of.ref.Name))
 			case m.external[of.ref] != nil, of.record.OnRemove == schema.Forget || of.traits.Delete == providers.Never:
 				continue // it stays, and is unmanaged
 			default:
-				m.refuse(it.ref, fmt.Sprintf("%s, and the document no longer declares that as %s, so it is to be deleted", says, of.ref),
-					fmt.Sprintf(`declare it and write %q there, or apply it once with lifecycle.on_remove "forget" before it leaves the document`, of.ref.Name))
+				m.refuse(it.ref, fmt.Sprintf("%s, but the document no longer declares it as %s, so it would be deleted", says, of.ref),
+					fmt.Sprintf(`declare it and write %q instead, or apply it once with lifecycle.on_remove set to "forget" before removing it from the document`, of.ref.Name))
 			}
 			it.refused = true
 		}

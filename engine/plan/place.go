@@ -81,7 +81,7 @@ func (m *maker) choose() {
 			if none != "" {
 				it.refused = true
 				m.refuse(it.ref, fmt.Sprintf("no %s can be chosen for its %s: %s", f.Choose.Kind, f.Name, none),
-					fmt.Sprintf("free one, change what it asks for, or name one in its %s", f.Name))
+					fmt.Sprintf("free one, change what it requires, or set its %s explicitly", f.Name))
 				break
 			}
 			it.chosen = append(it.chosen, chosen)
@@ -127,7 +127,7 @@ func (m *maker) hold(it *item, step int, b Basis) {
 		}
 		if want, stated := wants[b.Same]; stated && want != becomes {
 			it.refused, m.dropped[step] = true, len(m.plan.Refusals)
-			m.refuse(it.ref, fmt.Sprintf("its %s is to change from %v to %v, but %s stays on it and needs %v", b.Same, want, becomes, says, want),
+			m.refuse(it.ref, fmt.Sprintf("its %s would change from %v to %v, but %s stays on it and needs %v", b.Same, want, becomes, says, want),
 				fmt.Sprintf("keep its %s as it is, or first remove %s", b.Same, says))
 			return
 		}
@@ -177,7 +177,7 @@ func (m *maker) pool(at schema.Place, user *schema.Kind, f *schema.Field) *pool 
 	p := &pool{used: map[string]map[string]int{}}
 	things, seen := m.in.Observed.Things[at]
 	if !seen {
-		p.unseen = cmp.Or(m.in.Observed.Unknown[at], m.in.Observed.Unsupported[at], "they were not observed")
+		p.unseen = cmp.Or(m.in.Observed.Unknown[at], m.in.Observed.Unsupported[at], "the candidates were not observed")
 		return p
 	}
 	kind := m.in.Kinds[at.Kind]
@@ -279,12 +279,12 @@ func (p *pool) choose(it *item, f *schema.Field) (chosen Chosen, none string) {
 		for _, why := range slices.Sorted(maps.Keys(reasons)) {
 			parts = append(parts, fmt.Sprintf("%d: %s", reasons[why], why))
 		}
-		return chosen, cmp.Or(strings.Join(parts, "; "), "there is none at all")
+		return chosen, cmp.Or(strings.Join(parts, "; "), "none exist")
 	case best == nil:
-		best, why = own, "the one that it has, because no other fits"
+		best, why = own, "its current one, because no other fits"
 	case where(f, best) != "":
 		at := where(f, best)
-		why = fmt.Sprintf("%s, %s %s, which has %d of its like", why, f.Choose.Spread, at, used[at])
+		why = fmt.Sprintf("%s, in %s %s, which has %d like it", why, f.Choose.Spread, at, used[at])
 	}
 	best.taken = true
 	p.count(it, f, best)

@@ -95,7 +95,7 @@ func TestChoicesSpread(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	for _, s := range p.Steps {
-		if s.Ref.Name == "a" && (len(s.Chosen) != 1 || s.Chosen[0].Why != "one of 3 that fit, row r2, which has 0 of its like" || s.Record.Spec["bay"] != nil) {
+		if s.Ref.Name == "a" && (len(s.Chosen) != 1 || s.Chosen[0].Why != "one of 3 that fit, in row r2, which has 0 like it" || s.Record.Spec["bay"] != nil) {
 			t.Errorf("a: %+v, recorded %v", s.Chosen, s.Record.Spec)
 		}
 	}
@@ -117,7 +117,7 @@ func TestChoicesAreRefusedInWords(t *testing.T) {
 	delete(in.Observed.Things, schema.Place{Scope: "site", Kind: "far.bay"})
 	in.Observed.Unknown = map[schema.Place]string{{Scope: "site", Kind: "far.bay"}: "no answer"}
 	if got, _ := chosen(t, in); !strings.Contains(got, "no answer") {
-		t.Errorf("bays could not be seen: %s", got)
+		t.Errorf("bays could not be observed: %s", got)
 	}
 }
 
@@ -263,12 +263,12 @@ func TestWhatWasChosenStaysFit(t *testing.T) {
 		theirs         bool   // nobody recorded it
 		want           string
 	}{
-		{"the rig stays", "cpu", "cpu", false, `refused: its type is to change from cpu to gpu, but site/far.rig/a stays on it and needs cpu`},
+		{"the rig stays", "cpu", "cpu", false, `refused: its type would change from cpu to gpu, but site/far.rig/a stays on it and needs cpu`},
 		{"the rig never said", "any", "", false, `update bay1`},
 		{"the rig is of that type", "gpu", "gpu", false, `update bay1`},
 		{"the rig goes", "", "cpu", false, `delete a, update bay1`},
 		{"the rig comes anew", "gpu", "cpu", false, `delete a, update bay1, create a`},
-		{"the rig is another's", "", "cpu", true, `refused: its type is to change from cpu to gpu, but far.rig a (id id-a) stays on it and needs cpu`},
+		{"the rig is another's", "", "cpu", true, `refused: its type would change from cpu to gpu, but far.rig a (id id-a) stays on it and needs cpu`},
 	} {
 		rigs := map[string]schema.Object{}
 		there := providers.Thing{ID: "id-a", Name: "a", Spec: schema.Object{"bay": "1"}, Phase: providers.Ready}

@@ -244,10 +244,10 @@ const (
 )
 
 // AskedReplace is the reason for replacing a resource that need not be replaced.
-const AskedReplace = "asked for"
+const AskedReplace = "as requested"
 
 // ErrFormat reports that a saved plan is not of this version.
-var ErrFormat = errors.New("this is not a plan that this version of converge can apply")
+var ErrFormat = errors.New("not a valid plan for this version of converge")
 
 // Empty reports whether there is nothing to do.
 func (p *Plan) Empty() bool { return len(p.Steps) == 0 }

@@ -65,7 +65,7 @@ type Changes struct {
 // NewPlanner makes the first plan, of everything. The options must be empty: one-off requests are for [Make].
 func NewPlanner(in Input) (*Planner, *Plan, error) {
 	if !reflect.ValueOf(in.Options).IsZero() {
-		return nil, nil, errors.New("a planner that goes on takes no options")
+		return nil, nil, errors.New("an incremental planner takes no options")
 	}
 	p := &Planner{in: in, world: newWorld(in)}
 	header := *in.Document
@@ -87,7 +87,7 @@ func NewPlanner(in Input) (*Planner, *Plan, error) {
 func (p *Planner) Plan(ch Changes) (*Plan, error) {
 	for at := range ch.Things {
 		if _, observed := p.in.Observed.Things[at]; !observed {
-			return nil, fmt.Errorf("%s/%s was not observed when the planner began: it takes a new one", at.Scope, at.Kind)
+			return nil, fmt.Errorf("%s/%s was not observed when the planner was created: a new planner is required", at.Scope, at.Kind)
 		}
 	}
 	p.in.ID = ch.ID

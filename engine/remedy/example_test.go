@@ -9,7 +9,7 @@ import (
 
 // What can be done about an error stays with it when it is wrapped, and the view that shows it words it.
 func Example() {
-	err := remedy.For(errors.New("run 7 was interrupted"), remedy.Say("settle it", remedy.Of(remedy.Resume, "7")))
+	err := remedy.For(errors.New("run 7 was interrupted"), remedy.Say("resume it", remedy.Of(remedy.Resume, "7")))
 	err = fmt.Errorf("site fra1: %w", err)
 
 	fmt.Println(err)
@@ -18,5 +18,5 @@ func Example() {
 	}
 	// Output:
 	// site fra1: run 7 was interrupted
-	// settle it [{resume 7 }]
+	// resume it [{resume 7 }]
 }

@@ -53,11 +53,11 @@ func (s Source) Allows(from string) (only, setting string) {
 	scheme, name, _ := strings.Cut(from, ":")
 	switch {
 	case scheme == "env" && s.Names == nil || scheme == "env" && !s.named(name):
-		return "variables that are listed", "secrets: {env: [" + yamlText(name) + "]}"
+		return "listed variables", "secrets: {env: [" + yamlText(name) + "]}"
 	case scheme == "file" && s.Dir == "":
-		return "files in the folder of secrets, and none is configured", "secrets: {dir: FOLDER}"
+		return "files in the secrets directory, and none is configured", "secrets: {dir: FOLDER}"
 	case scheme == "file" && !filepath.IsLocal(name):
-		return "files by a relative path in the folder of secrets", "secrets: {dir: FOLDER}, with the file in that folder"
+		return "files by a path relative to the secrets directory", "secrets: {dir: FOLDER}, with the file in that folder"
 	case scheme != "env" && scheme != "file":
 		return "env:NAME and file:PATH", "secrets"
 	}
@@ -98,7 +98,7 @@ func (s Source) text(from string) (string, error) {
 	scheme, name, _ := strings.Cut(from, ":")
 	switch {
 	case name == "":
-		return "", errors.New("nothing is named")
+		return "", errors.New("the name is missing")
 	case scheme == "env":
 		return s.variable(name)
 	case scheme == "file":
@@ -109,7 +109,7 @@ func (s Source) text(from string) (string, error) {
 
 func (s Source) variable(name string) (string, error) {
 	if s.Names != nil && !s.named(name) {
-		return "", errors.New("documents may not use this variable; secrets.env in the configuration says which they may")
+		return "", errors.New("documents may not use this variable; the allowed ones are listed in secrets.env in the configuration")
 	}
 	lookup := s.Lookup
 	if lookup == nil {
@@ -126,7 +126,7 @@ func (s Source) variable(name string) (string, error) {
 // others on this machine may read or replace is not secret.
 func (s Source) file(name string) (text string, err error) {
 	if s.Dir == "" {
-		return "", errors.New("no folder of secrets is configured; say which with secrets.dir")
+		return "", errors.New("no secrets directory is configured; set secrets.dir")
 	}
 	if filepath.IsAbs(name) {
 		dir, err := filepath.Abs(s.Dir)
@@ -135,13 +135,13 @@ func (s Source) file(name string) (text string, err error) {
 		}
 		rel, err := filepath.Rel(dir, name)
 		if err != nil || !filepath.IsLocal(rel) {
-			return "", fmt.Errorf("it lies outside the folder of secrets, %s", s.Dir)
+			return "", fmt.Errorf("it is outside the secrets directory, %s", s.Dir)
 		}
 		name = rel
 	}
 	root, err := os.OpenRoot(s.Dir)
 	if err != nil {
-		return "", fmt.Errorf("open the folder of secrets: %w", err)
+		return "", fmt.Errorf("open the secrets directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
 	for dir := filepath.Clean(name); dir != "."; { // from the folder of the file up to Dir
@@ -151,7 +151,7 @@ func (s Source) file(name string) (text string, err error) {
 			return "", err
 		}
 		if mode := info.Mode().Perm(); mode&0o002 != 0 {
-			return "", fmt.Errorf("everybody on this machine may put files into the folder %s (mode %04o): run chmod o-w on it", filepath.Join(s.Dir, dir), mode)
+			return "", fmt.Errorf("anyone on this machine can create files in the directory %s (mode %04o): run chmod o-w on it", filepath.Join(s.Dir, dir), mode)
 		}
 	}
 	f, err := files.OpenIn(root, name)

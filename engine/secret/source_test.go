@@ -50,11 +50,11 @@ func TestSource(t *testing.T) {
 	for from, want := range map[string]string{ // the text, or !the reason
 		"file:plain": value, "file:line": value, "file:dos": value, "file:lines": value + "\n", "file:sub/inside": value,
 		"file:" + dir + "/plain": value, "file:full": strings.Repeat("x", MaxSize), "env:PW_A": value,
-		"file:open": "!everybody", "file:writable": "!everybody", "file:empty": "!it is empty", "file:binary": "!not UTF-8", "file:large": "!more than",
+		"file:open": "!anyone on this machine can", "file:writable": "!anyone on this machine can", "file:empty": "!it is empty", "file:binary": "!not UTF-8", "file:large": "!more than",
 		"file:missing": "!no such file", "file:sub": "!it is a directory", "file:pipe": "!it is a named pipe",
-		"file:../outside": "!leads out of", "file:escape": "!leads out of", "file:shared/plain": "!may put files into the folder " + dir + "/shared", "file:/etc/passwd": "!outside the folder of secrets",
-		"file:" + dir + "/../outside": "!outside the folder of secrets", "file:": "!nothing is named",
-		"env:OTHER": "!may not use", "env:PW_NONE": "!not set", "env:EMPTY": "!it is empty", "env:": "!nothing is named", "http://x": "!want env:NAME",
+		"file:../outside": "!leads outside the directory", "file:escape": "!leads outside the directory", "file:shared/plain": "!can create files in the directory " + dir + "/shared", "file:/etc/passwd": "!outside the secrets directory",
+		"file:" + dir + "/../outside": "!outside the secrets directory", "file:": "!the name is missing",
+		"env:OTHER": "!may not use", "env:PW_NONE": "!not set", "env:EMPTY": "!it is empty", "env:": "!the name is missing", "http://x": "!want env:NAME",
 	} {
 		got, err := s.Read(from)
 		reason, refused := strings.CutPrefix(want, "!")

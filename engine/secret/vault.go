@@ -56,7 +56,7 @@ func (v *Vault) siteKey() ([]byte, error) {
 		err = fmt.Errorf("it has %d bytes, want %d", len(key), KeySize)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the key for secrets: %w", err)
+		return nil, fmt.Errorf("the site's secret key: %w", err)
 	}
 	v.key = key
 	return key, nil
@@ -95,7 +95,7 @@ func reference(v any) (string, error) {
 	if strings.HasPrefix(from, "env:") || strings.HasPrefix(from, "file:") {
 		return from, nil
 	}
-	return "", errors.New(`a secret is given by its place: want {from: "env:NAME"} or {from: "file:PATH"}`)
+	return "", errors.New(`a secret must be a reference: want {from: "env:NAME"} or {from: "file:PATH"}`)
 }
 
 // ErrChanged reports that a secret is no longer the one that the plan was made with.
@@ -135,7 +135,7 @@ func (v *Vault) open(path string, closed any) (any, error) {
 		value, known := v.values[digest]
 		v.mu.Unlock()
 		if !known {
-			return nil, fmt.Errorf("%s: only the digest of the secret is known, not where it is found", path)
+			return nil, fmt.Errorf("%s: only the digest of the secret is known, not its source", path)
 		}
 		return value.Reveal(), nil
 	}

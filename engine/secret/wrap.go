@@ -108,7 +108,7 @@ func (w wrapped) conceal(th *providers.Thing) (err error) {
 
 // withheld replaces a text that may hold a secret: one that this process has never seen, or one that was sent, in a form
 // that cannot be found, such as a part of it.
-const withheld = "the far side's words are withheld, because they may repeat a secret; they are in its own log"
+const withheld = "the remote system's message is withheld because it may contain a secret; see the remote system's own log"
 
 // unsaid returns an error without the text of the far side. What is left comes from our own lists: the class, the code, and
 // whether the call timed out or was cancelled.

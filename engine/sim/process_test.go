@@ -117,7 +117,7 @@ func (p *process) emit(e event.Event) {
 	case event.StepProgress:
 		if e.Phase == event.Settling {
 			what := "settled"
-			if strings.Contains(e.Detail, "the last holder of the site lock did not give it back") {
+			if strings.Contains(e.Detail, "the last holder of the site lock did not release it") {
 				what = "quarantined"
 			}
 			p.s.reach(what)

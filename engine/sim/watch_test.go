@@ -50,7 +50,7 @@ func (s *sim) hook(op string, at fake.Moment, c providers.Call) {
 	if err != nil {
 		s.wrong("%s: %v", what, err)
 	} else if on := stops.On(c.Ref, run); len(on) > 0 {
-		s.wrong("W5: %s while it is held: %v", what, on)
+		s.wrong("W5: %s while it is on hold: %v", what, on)
 	}
 	if c.Epoch < s.epoch {
 		s.wrong("F: %s, and epoch %d had an effect already", what, s.epoch)
@@ -226,7 +226,7 @@ func (s *sim) ended(p *process, res engine.Result, err error) {
 		if !slices.ContainsFunc(holds, func(h state.Hold) bool {
 			return h.Run == res.Run.ID && (h.Scope == schema.ScopeSite || h.OnNode())
 		}) {
-			s.wrongly("run %s is partial, and nothing is held: %v", res.Run.ID, holds)
+			s.wrongly("run %s is partial, and nothing is on hold: %v", res.Run.ID, holds)
 		}
 	case state.RunApplied, state.RunOpen:
 	default:

@@ -64,10 +64,10 @@ const tombstones = 30 * 24 * time.Hour
 // deletions since then are forgotten.
 func Remembers(was state.Inventory, since int64) error {
 	if since > was.Revision {
-		return fmt.Errorf("revision %d is beyond the newest, which is %d", since, was.Revision)
+		return fmt.Errorf("revision %d is newer than the newest, which is %d", since, was.Revision)
 	}
 	if since > 0 && since < was.Oldest {
-		return fmt.Errorf("what changed since revision %d is not known any more: deletions are told for %d days; begin anew with the whole inventory", since, int(tombstones.Hours()/24))
+		return fmt.Errorf("changes since revision %d are no longer known: deletions are reported for %d days; start again with the full inventory", since, int(tombstones.Hours()/24))
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func healthOf(t *providers.Thing) Health {
 func digestOf(i *Item) string {
 	b, err := json.Marshal(i)
 	if err != nil { // it consists of JSON values only
-		panic(fmt.Sprintf("survey: encode an item of the inventory: %v", err))
+		panic(fmt.Sprintf("survey: encode an inventory item: %v", err))
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])

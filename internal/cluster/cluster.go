@@ -205,7 +205,7 @@ func same(a, b *clientv3.GetResponse) error {
 	}
 	for i, x := range a.Kvs {
 		if y := b.Kvs[i]; x.String() != y.String() {
-			return fmt.Errorf("%s is not the same: revisions %d and %d", x.Key, x.ModRevision, y.ModRevision)
+			return fmt.Errorf("%s differs: revisions %d and %d", x.Key, x.ModRevision, y.ModRevision)
 		}
 	}
 	return nil

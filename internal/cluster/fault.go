@@ -146,7 +146,7 @@ func elsewhere(ctx context.Context, c *Cluster, m *Member) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("nobody else than %s leads", m)
+	return fmt.Errorf("no member other than %s leads", m)
 }
 
 // clientUnplugged cuts the client off; the members do not notice.
@@ -177,7 +177,7 @@ func delayed(ctx context.Context, c *Cluster) (Injected, error) {
 	hit := func(ctx context.Context) error {
 		late, err := set(ctx, mean)
 		if err == nil && late == 0 {
-			err = errors.New("nothing came late")
+			err = errors.New("nothing was delayed")
 		}
 		return err
 	}
@@ -212,7 +212,7 @@ func filled(ctx context.Context, c *Cluster) (Injected, error) {
 	hit := func(ctx context.Context) error {
 		yes, err := full(ctx, c.Members)
 		if err == nil && !yes {
-			err = errors.New("no member says that it is full")
+			err = errors.New("no member reports that it is full")
 		}
 		return err
 	}
@@ -265,7 +265,7 @@ func (c *Cluster) makeRoom(ctx context.Context) (at time.Time, err error) {
 		err := until(ctx, fmt.Sprint(m, " to have room"), func(ctx context.Context) error {
 			return adminFor(ctx, patience/6, []*Member{m}, func(ctx context.Context, client *clientv3.Client) error {
 				if _, err := client.Defragment(ctx, m.URL()); err != nil {
-					return fmt.Errorf("ask for it: %w", err)
+					return fmt.Errorf("request it: %w", err)
 				}
 				s, err := client.Status(ctx, m.URL())
 				if err == nil && s.DbSize > quotaBytes/2 {
@@ -279,7 +279,7 @@ func (c *Cluster) makeRoom(ctx context.Context) (at time.Time, err error) {
 		}
 	}
 	// A write in progress may raise the alarm once more; see attend for one that is later still.
-	err = until(ctx, "the alarm to end", func(ctx context.Context) error {
+	err = until(ctx, "the alarm to clear", func(ctx context.Context) error {
 		at = time.Now()
 		return admin(ctx, c.Members, func(ctx context.Context, client *clientv3.Client) error {
 			if _, err := client.AlarmDisarm(ctx, &clientv3.AlarmMember{}); err != nil {

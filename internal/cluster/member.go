@@ -127,9 +127,9 @@ func (m *Member) expect(ctx context.Context, word string) (string, error) {
 		if rest, found := strings.CutPrefix(line, word); found {
 			return strings.TrimSpace(rest), nil
 		}
-		return "", fmt.Errorf("%s should say %q and says %q (ended: %v); its log is %s", m, word, line, !ok, m.log())
+		return "", fmt.Errorf("%s should print %q but printed %q (ended: %v); its log is %s", m, word, line, !ok, m.log())
 	case <-ctx.Done():
-		return "", fmt.Errorf("%s does not say %q: %w", m, word, context.Cause(ctx))
+		return "", fmt.Errorf("%s did not print %q: %w", m, word, context.Cause(ctx))
 	}
 }
 
@@ -143,7 +143,7 @@ func (m *Member) kill() error {
 	}
 	var exit *exec.ExitError
 	if werr := m.process.Wait(); !errors.As(werr, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		err = errors.Join(err, fmt.Errorf("%s ended by itself: %w; its log is %s", m, werr, m.log()))
+		err = errors.Join(err, fmt.Errorf("%s exited on its own: %w; its log is %s", m, werr, m.log()))
 	}
 	m.process = nil
 	return err

@@ -98,7 +98,7 @@ func freeSubnet(start int) (netip.Prefix, error) {
 			return p, nil
 		}
 	}
-	return netip.Prefix{}, errors.New("no addresses are free")
+	return netip.Prefix{}, errors.New("no free addresses")
 }
 
 // employ starts the process that removes the namespaces when this one has ended, however it ended. With a namespace its
@@ -180,7 +180,7 @@ var packets = regexp.MustCompile(`packets (\d+)`)
 func (n *network) dropped(ctx context.Context) (int, error) {
 	out, err := exec.CommandContext(ctx, "ip", "netns", "exec", n.sw, "nft", "list", "table", "bridge", "fault").Output()
 	if err != nil {
-		return 0, fmt.Errorf("read the counters of the bridge: %w", err)
+		return 0, fmt.Errorf("read the bridge counters: %w", err)
 	}
 	sum := 0
 	for _, m := range packets.FindAllSubmatch(out, -1) {

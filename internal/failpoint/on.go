@@ -37,7 +37,7 @@ type rule struct {
 func At(point string) error {
 	mu.Lock()
 	if !slices.Contains(Points, point) {
-		panic("failpoint: there is no point " + point)
+		panic("failpoint: unknown point " + point)
 	}
 	if log != nil {
 		fmt.Fprintln(log, point)

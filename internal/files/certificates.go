@@ -45,13 +45,13 @@ func ReadCertificates(ca, cert, key string) (c Certificates, err error) {
 	if ca != "" {
 		c.Roots = x509.NewCertPool()
 		if !c.Roots.AppendCertsFromPEM(authorities) {
-			return c, fmt.Errorf("%s holds no certificate", ca)
+			return c, fmt.Errorf("%s contains no certificate", ca)
 		}
 	}
 	if cert != "" || key != "" {
 		pair, err := tls.X509KeyPair(chain, secret)
 		if err != nil {
-			return c, fmt.Errorf("read our certificate %s with the key %s: %w", cert, key, err)
+			return c, fmt.Errorf("read the client certificate %s with the key %s: %w", cert, key, err)
 		}
 		c.Ours = &pair
 	}

@@ -26,7 +26,7 @@ const openFlags = os.O_RDONLY | syscall.O_NONBLOCK | syscall.O_NOCTTY
 var ErrNotRegular = errors.New("not a regular file")
 
 // ErrLeadsOut is in the error for a path that leads, by a link or otherwise, out of its folder.
-var ErrLeadsOut = errors.New("the path leads out of the folder")
+var ErrLeadsOut = errors.New("the path leads outside the directory")
 
 // ErrInUse is in the error for a file that another process has locked.
 var ErrInUse = errors.New("another process has it open")
@@ -80,7 +80,7 @@ func StatIn(root *os.Root, name string) (fs.FileInfo, error) {
 func leadsOut(root *os.Root, name string, err error) error {
 	var wrong *fs.PathError
 	if errors.As(err, &wrong) && strings.Contains(wrong.Err.Error(), "escapes") {
-		return &fs.PathError{Op: "open", Path: filepath.Join(root.Name(), name), Err: fmt.Errorf("%w %s, and only what lies in it is read", ErrLeadsOut, root.Name())}
+		return &fs.PathError{Op: "open", Path: filepath.Join(root.Name(), name), Err: fmt.Errorf("%w %s, and only files in it are read", ErrLeadsOut, root.Name())}
 	}
 	return err
 }
@@ -175,7 +175,7 @@ func ReadPrivate(path string, limit int64) ([]byte, error) {
 // often shared with a service that way.
 func Private(path string, info fs.FileInfo) error {
 	if mode := info.Mode().Perm(); mode&0o006 != 0 {
-		return fmt.Errorf("everybody on this machine may read or write %s (mode %04o): run chmod o-rw on it", path, mode)
+		return fmt.Errorf("anyone on this machine can read or write %s (mode %04o): run chmod o-rw on it", path, mode)
 	}
 	return nil
 }
@@ -211,7 +211,7 @@ func Replaceable(path string) error {
 	}
 	// The links there, such as /dev/stdout, stand for what a process has open: replacing them with a file would break others.
 	if dir == "/dev" || strings.HasPrefix(dir+"/", "/proc/") || strings.HasPrefix(dir+"/", "/sys/") {
-		return &fs.PathError{Op: "write", Path: path, Err: errors.New("files do not belong there: name a file elsewhere")}
+		return &fs.PathError{Op: "write", Path: path, Err: errors.New("files do not belong there: choose another path")}
 	}
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {

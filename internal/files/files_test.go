@@ -137,7 +137,7 @@ func TestReplace(t *testing.T) {
 	}
 	for _, path := range []string{"/dev/null", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/converge-test"} {
 		before, _ := os.Lstat(path)
-		if err := Replaceable(path); err == nil || !strings.Contains(err.Error(), "name a file elsewhere") {
+		if err := Replaceable(path); err == nil || !strings.Contains(err.Error(), "choose another path") {
 			t.Errorf("%s: %v", path, err)
 		}
 		if after, _ := os.Lstat(path); (before == nil) != (after == nil) {

@@ -55,13 +55,13 @@ func TestReadRefuses(t *testing.T) {
 		into object
 		o    schema.Object
 	}{
-		"colour":           {&ovs.Bridge{}, schema.Object{"colour": "red"}},
-		"tag is a string":  {&ovs.Port{}, schema.Object{"bridge": "br", "tag": "7"}},
-		"trunks is a":      {&ovs.Port{}, schema.Object{"bridge": "br", "trunks": []any{"7"}}},
-		"interfaces is a":  {&carbide.Instance{}, schema.Object{"interfaces": []any{"eth0"}}},
-		"labels.x is a":    {&carbide.VPC{}, schema.Object{"labels": map[string]any{"x": int64(1)}}},
-		"no field speed":   {&ovs.Port{}, schema.Object{"interface": map[string]any{"speed": int64(1)}}},
-		"tenant is a bool": {&carbide.VPC{}, schema.Object{"tenant": true}},
+		"colour":              {&ovs.Bridge{}, schema.Object{"colour": "red"}},
+		"tag is a string":     {&ovs.Port{}, schema.Object{"bridge": "br", "tag": "7"}},
+		"trunks is a":         {&ovs.Port{}, schema.Object{"bridge": "br", "trunks": []any{"7"}}},
+		"interfaces is a":     {&carbide.Instance{}, schema.Object{"interfaces": []any{"eth0"}}},
+		"labels.x is a":       {&carbide.VPC{}, schema.Object{"labels": map[string]any{"x": int64(1)}}},
+		"unknown field speed": {&ovs.Port{}, schema.Object{"interface": map[string]any{"speed": int64(1)}}},
+		"tenant is a bool":    {&carbide.VPC{}, schema.Object{"tenant": true}},
 	} {
 		if err := c.into.Read(c.o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", c.o, err, want)

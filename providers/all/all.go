@@ -89,7 +89,7 @@ func (p *Opener) Open(ctx context.Context, needs ...providers.Need) (*providers.
 	}
 	for i, n := range needs {
 		if failed[i] != nil {
-			o.Logger.Warn("provider cannot be opened", "scope", n.Scope, "provider", n.Provider, "error", failed[i])
+			o.Logger.Warn("provider could not be opened", "scope", n.Scope, "provider", n.Provider, "error", failed[i])
 			set.Fail(n.Scope, n.Provider, failed[i])
 		}
 	}

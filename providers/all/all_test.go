@@ -125,10 +125,10 @@ func TestOpen(t *testing.T) {
 		{Scope: "n1", Provider: "ovs"}:       "",
 		{Scope: "n2", Provider: "ovs"}:       filepath.Join(dir, "nobody.sock"),
 		{Scope: "n3", Provider: "ovs"}:       "",
-		{Scope: "n4", Provider: "ovs"}:       `say where it is: nodes: {n4: {ovs: "unix:/run/openvswitch/db.sock"}}`,
+		{Scope: "n4", Provider: "ovs"}:       `set its database socket: nodes: {n4: {ovs: "unix:/run/openvswitch/db.sock"}}`,
 		{Scope: "n1", Provider: "carbide"}:   "not node n1",
 		{Scope: "site", Provider: "ovs"}:     "ovs serves nodes, not the site",
-		{Scope: "site", Provider: "magic"}:   "there is no provider magic",
+		{Scope: "site", Provider: "magic"}:   "unknown provider magic",
 	} {
 		err := set.Failure(at.Scope, at.Provider)
 		switch {
@@ -244,16 +244,16 @@ func TestImpossible(t *testing.T) {
 		yaml string
 		says []string
 	}{
-		{"fake: {}", []string{`fake.world is missing: name the file`}},
+		{"fake: {}", []string{`fake.world is missing: set it to the world file`}},
 		{"{fake: {world: w.json}, nodes: {n1: {ovs: 'unix:/s'}}}", []string{"keep one or the other"}},
 		{"carbide: {tls: {mode: off}}", []string{"carbide.address is missing: want HOST:PORT or unix:PATH"}},
-		{"carbide: {address: 'a:1'}", []string{"give cert and key"}},
-		{"carbide: {address: 'a:1', tls: {cert: c.pem}}", []string{"give both cert and key"}},
+		{"carbide: {address: 'a:1'}", []string{"set cert and key"}},
+		{"carbide: {address: 'a:1', tls: {cert: c.pem}}", []string{"set both cert and key"}},
 		{"carbide: {address: 'a:1', tls: {mode: server, cert: c.pem, key: k.pem}}", []string{"set mode: mutual"}},
-		{"carbide: {address: 'a:1', tls: {mode: 'off', ca: ca.pem}}", []string{"leave it out, or set another mode"}},
+		{"carbide: {address: 'a:1', tls: {mode: 'off', ca: ca.pem}}", []string{"remove it, or set another mode"}},
 		{"carbide: {address: 'a:1', tls: {mode: both}}", []string{`carbide.tls.mode is "both": want off, server or mutual`}},
 		{"carbide: {parallel: -1, tls: {mode: server}}", []string{"carbide.address is missing", "carbide.parallel is -1"}},
-		{"nodes: {site: {}, n1: {ovs: 'tcp:h:1'}}", []string{"nodes.site: ", `nodes.n1.ovs is "tcp:h:1": want the socket`}},
+		{"nodes: {site: {}, n1: {ovs: 'tcp:h:1'}}", []string{"nodes.site: ", `nodes.n1.ovs is "tcp:h:1": want the database socket`}},
 	} {
 		var config Config
 		must(t, yaml.Unmarshal([]byte(c.yaml), &config))

@@ -54,7 +54,7 @@ func (c Config) connection(n providers.Need) (connection, error) {
 	onSite, onNode := sites[n.Provider], nodes[n.Provider]
 	switch {
 	case onSite == nil && onNode == nil:
-		return nil, fmt.Errorf("there is no provider %s", n.Provider)
+		return nil, fmt.Errorf("unknown provider %s", n.Provider)
 	case n.Scope == schema.ScopeSite && onSite == nil:
 		return nil, fmt.Errorf("%s serves nodes, not the site", n.Provider)
 	case n.Scope == schema.ScopeSite:
@@ -87,10 +87,10 @@ func (c Config) check() error {
 	var errs []error
 	if c.Fake != nil {
 		if c.Fake.World == "" {
-			errs = append(errs, errors.New(`fake.world is missing: name the file of the world, for example "world.json"`))
+			errs = append(errs, errors.New(`fake.world is missing: set it to the world file, for example "world.json"`))
 		}
 		if c.Carbide != nil || len(c.Nodes) > 0 {
-			errs = append(errs, errors.New("fake serves everything, so carbide and nodes beside it would have no effect: keep one or the other"))
+			errs = append(errs, errors.New("fake serves everything, so carbide and nodes would have no effect: keep one or the other"))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(sites)) {
@@ -98,7 +98,7 @@ func (c Config) check() error {
 	}
 	for _, scope := range slices.Sorted(maps.Keys(c.Nodes)) {
 		if scope == schema.ScopeSite {
-			errs = append(errs, fmt.Errorf("nodes.%s: this is the scope of the site itself: no node can have the name", scope))
+			errs = append(errs, fmt.Errorf("nodes.%s: this is the scope of the site itself: no node can have this name", scope))
 		}
 		for _, name := range slices.Sorted(maps.Keys(nodes)) {
 			errs = append(errs, nodes[name](c.Nodes[scope]).Check("nodes."+scope+"."+name))

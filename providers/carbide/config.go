@@ -32,29 +32,29 @@ func (c *Config) Check(setting string) error {
 		wrong(".address is missing: want HOST:PORT or unix:PATH")
 	}
 	if d, err := time.ParseDuration(c.Late); c.Late != "" && (err != nil || d <= 0) {
-		wrong(".late is %q: want a time such as 30s or 2m, or leave it out", c.Late)
+		wrong(".late is %q: want a duration such as 30s or 2m, or omit it", c.Late)
 	}
 	if providers.NamesUser(c.Address) {
-		wrong(".address names a user or a password: leave that out of the address")
+		wrong(".address contains a user or a password: remove it from the address")
 	}
 	if c.Parallel < 0 {
-		wrong(".parallel is %d: want a number of calls, or leave it out", c.Parallel)
+		wrong(".parallel is %d: want a number of calls, or omit it", c.Parallel)
 	}
 	t := c.TLS
 	switch t.Mode {
 	case Mutual, "":
 		if (t.Cert == "") != (t.Key == "") {
-			wrong(".tls: a certificate and its key belong together: give both cert and key")
+			wrong(".tls: a certificate and its key belong together: set both cert and key")
 		} else if t.Cert == "" {
-			wrong(".tls.mode is mutual, which needs a certificate of ours: give cert and key, or another mode")
+			wrong(".tls.mode is mutual, which needs a client certificate: set cert and key, or choose another mode")
 		}
 	case Server:
 		if t.Cert != "" || t.Key != "" {
-			wrong(".tls.mode is server, where we show no certificate: leave out cert and key, or set mode: mutual")
+			wrong(".tls.mode is server, which uses no client certificate: remove cert and key, or set mode: mutual")
 		}
 	case Off:
 		if t != (TLS{Mode: t.Mode}) {
-			wrong(".tls.mode is off, so nothing else under tls would have an effect: leave it out, or set another mode")
+			wrong(".tls.mode is off, so nothing else under tls has an effect: remove it, or set another mode")
 		}
 	default:
 		wrong(".tls.mode is %q: want %s, %s or %s", t.Mode, Off, Server, Mutual)
@@ -65,7 +65,7 @@ func (c *Config) Check(setting string) error {
 // Open connects to it.
 func (c *Config) Open(ctx context.Context, at providers.Opening) (*providers.Provider, error) {
 	if c == nil {
-		return nil, errors.New(`the site's Carbide service is not configured; say where it is: carbide: {address: "HOST:PORT"}`)
+		return nil, errors.New(`the site's Carbide service is not configured; set its address: carbide: {address: "HOST:PORT"}`)
 	}
 	var late time.Duration
 	if c.Late != "" {

@@ -218,7 +218,7 @@ func (c calls) Invoke(ctx context.Context, method string, req, reply any, opts .
 			err = fmt.Errorf("%w: %w", stale, err)
 		}
 	case codes.PermissionDenied: // the service does not report which client it took us for
-		err = fmt.Errorf("the site does not permit this to %s: %w", k.identity.who(), err)
+		err = fmt.Errorf("the site does not allow this for %s: %w", k.identity.who(), err)
 	}
 	c.health.note(err)
 	if changes(method) {
@@ -241,7 +241,7 @@ func changes(method string) bool {
 
 // NewStream implements [grpc.ClientConnInterface].
 func (calls) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-	return nil, unsentError{errors.New("the service's streams are not used here")}
+	return nil, unsentError{errors.New("streaming calls are not used here")}
 }
 
 // within bounds a call by three quarters of its caller's time, so that an unanswered call ends early enough for the caller

@@ -69,25 +69,25 @@ func TestOpenRefused(t *testing.T) {
 	}{
 		"server's expired":      {server: only(old), tls: carbide.TLS{Mode: carbide.Server, CA: old.CA}, class: denied, says: "the server's certificate (CN=converge development server, serial"},
 		"server's expired then": {server: only(old), tls: carbide.TLS{Mode: carbide.Server, CA: old.CA}, class: denied, says: "expired at 2"},
-		"server's too new":      {server: only(early), tls: carbide.TLS{Mode: carbide.Server, CA: early.CA}, class: denied, says: "is valid only from 2"},
-		"ours expired":          {server: server, tls: show(old), class: denied, says: "our certificate " + old.ClientCert + " (CN=converge development client"},
+		"server's too new":      {server: only(early), tls: carbide.TLS{Mode: carbide.Server, CA: early.CA}, class: denied, says: "is not valid before 2"},
+		"ours expired":          {server: server, tls: show(old), class: denied, says: "the client certificate " + old.ClientCert + " (CN=converge development client"},
 		"ours expired then":     {server: server, tls: show(old), class: denied, says: "expired at 2"},
-		"ours too new":          {server: server, tls: show(early), class: denied, says: "is valid only from 2"},
-		"wrong authority":       {server: server, tls: carbide.TLS{CA: other.CA, Cert: client.Cert, Key: client.Key}, class: denied, says: "signed by none of our authorities, which are in " + other.CA},
-		"wrong name":            {server: carbidesim.ServerOptions{CertFile: named.ServerCert, KeyFile: named.ServerKey}, tls: carbide.TLS{Mode: carbide.Server, CA: named.CA}, class: denied, says: `for another name than "127.0.0.1"`},
-		"no certificate":        {server: server, tls: carbide.TLS{Mode: carbide.Server, CA: client.CA}, class: denied, says: `wants a certificate of ours although the TLS mode is "server"`},
-		"unknown certificate":   {server: server, tls: carbide.TLS{CA: client.CA, Cert: other.ClientCert, Key: other.ClientKey}, class: denied, says: "the server refuses our certificate " + other.ClientCert},
+		"ours too new":          {server: server, tls: show(early), class: denied, says: "is not valid before 2"},
+		"wrong authority":       {server: server, tls: carbide.TLS{CA: other.CA, Cert: client.Cert, Key: client.Key}, class: denied, says: "is not signed by a CA in " + other.CA},
+		"wrong name":            {server: carbidesim.ServerOptions{CertFile: named.ServerCert, KeyFile: named.ServerKey}, tls: carbide.TLS{Mode: carbide.Server, CA: named.CA}, class: denied, says: `is not valid for "127.0.0.1"`},
+		"no certificate":        {server: server, tls: carbide.TLS{Mode: carbide.Server, CA: client.CA}, class: denied, says: `requires a client certificate, but the TLS mode is "server"`},
+		"unknown certificate":   {server: server, tls: carbide.TLS{CA: client.CA, Cert: other.ClientCert, Key: other.ClientKey}, class: denied, says: "the server rejects the client certificate " + other.ClientCert},
 		"plain server":          {server: plain, tls: client, class: transient},
 		"plain client":          {server: server, tls: carbide.TLS{Mode: carbide.Off}, class: transient},
 		"nobody there":          {server: server, address: "127.0.0.1:1", tls: client, class: transient},
 		"plain to far":          {server: plain, address: "192.0.2.1:1079", tls: carbide.TLS{Mode: carbide.Off}, class: invalid, says: "another machine"},
 		"no address":            {server: plain, address: " ", tls: carbide.TLS{Mode: carbide.Off}, class: invalid},
-		"unknown mode":          {server: server, tls: carbide.TLS{Mode: "some"}, class: invalid, says: `"some" is unknown`},
+		"unknown mode":          {server: server, tls: carbide.TLS{Mode: "some"}, class: invalid, says: `unknown TLS mode "some"`},
 		"no key":                {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert}, class: invalid, says: "needs a certificate and its key"},
 		"missing CA file":       {server: server, tls: carbide.TLS{CA: text + "-not", Cert: client.Cert, Key: client.Key}, class: invalid, says: "read the certificates"},
-		"CA without any":        {server: server, tls: carbide.TLS{CA: text, Cert: client.Cert, Key: client.Key}, class: invalid, says: "holds no certificate"},
-		"key of another":        {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert, Key: other.ClientKey}, class: invalid, says: "read our certificate"},
-		"key for everybody":     {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert, Key: open}, class: invalid, says: "everybody on this machine may read or write " + open + " (mode 0644): run chmod o-rw on it"},
+		"CA without any":        {server: server, tls: carbide.TLS{CA: text, Cert: client.Cert, Key: client.Key}, class: invalid, says: "contains no certificate"},
+		"key of another":        {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert, Key: other.ClientKey}, class: invalid, says: "read the client certificate"},
+		"key for everybody":     {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert, Key: open}, class: invalid, says: "anyone on this machine can read or write " + open + " (mode 0644): run chmod o-rw on it"},
 		"key is a pipe":         {server: server, tls: carbide.TLS{CA: client.CA, Cert: client.Cert, Key: pipe}, class: invalid, says: "it is a named pipe"},
 		"CA is a device":        {server: server, tls: carbide.TLS{CA: "/dev/zero", Cert: client.Cert, Key: client.Key}, class: invalid, says: "it is a device"},
 		"certificate optional":  {server: lenient, tls: carbide.TLS{Mode: carbide.Server, CA: client.CA}, class: ""},
@@ -126,8 +126,8 @@ func TestNotPermitted(t *testing.T) {
 		tls    carbide.TLS
 		says   string
 	}{
-		"no certificate": {optional, carbide.TLS{Mode: carbide.Server, CA: client.CA}, `without a certificate, and in TLS mode "server" we show none`},
-		"another's name": {other, client, devcert.ClientURI + ", whom our certificate " + client.Cert + " (CN=converge development client"},
+		"no certificate": {optional, carbide.TLS{Mode: carbide.Server, CA: client.CA}, `a client without a certificate (TLS mode "server" presents none)`},
+		"another's name": {other, client, devcert.ClientURI + ", as named in the client certificate " + client.Cert + " (CN=converge development client"},
 	} {
 		w := newWorld(t, carbidesim.Options{})
 		p, err := carbide.Open(t.Context(), carbide.Options{Address: listen(t, w, c.server), TLS: c.tls})

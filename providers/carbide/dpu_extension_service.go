@@ -26,9 +26,9 @@ var extensionServiceTraits = providers.Traits{
 // Refusals of what the service would refuse less clearly, or would do silently.
 const (
 	refusedAlone = "the service changes observability only together with the manifest or the credential: change one of them too"
-	refusedLoss  = "the service has a credential that is not stated, and a new version would lose it: state the credential, or remove it in a change of its own"
-	refusedParts = "a credential has a registry, a user and a password, each of 1 to 255 bytes"
-	nameTaken    = "the name is taken in its tenant, perhaps by a service that was deleted: the service never lets go of a name, so choose another"
+	refusedLoss  = "the service has a credential that is not specified, and a new version would lose it: specify the credential, or remove it in a separate change"
+	refusedParts = "a credential needs a registry, a user and a password, each of 1 to 255 bytes"
+	nameTaken    = "the name is taken in its tenant, perhaps by a deleted service: the service never releases a name, so choose another"
 )
 
 // extensionServiceRefusals are codes with a special meaning.

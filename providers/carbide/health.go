@@ -71,7 +71,7 @@ func (h *health) now() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.down == nil && h.closed != nil && time.Now().Before(h.until) {
-		return fmt.Errorf("the service answers, and takes no changes: %w", h.closed)
+		return fmt.Errorf("the service answers but accepts no changes: %w", h.closed)
 	}
 	return h.down
 }

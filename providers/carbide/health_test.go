@@ -119,7 +119,7 @@ func TestHealthSaysWhy(t *testing.T) {
 		if down == nil {
 			t.Fatal("it is good without a connection")
 		}
-		if strings.Contains(down.Error(), "the server refuses our certificate "+r.live.ClientCert) {
+		if strings.Contains(down.Error(), "the server rejects the client certificate "+r.live.ClientCert) {
 			return
 		}
 		if err := t.Context().Err(); err != nil {

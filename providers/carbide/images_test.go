@@ -365,7 +365,7 @@ func TestExtensionServiceNames(t *testing.T) {
 			t.Error(err)
 		case !free:
 			s.class("a create under the name of a deleted service", err, exists)
-			if !strings.Contains(fmt.Sprint(err), "perhaps by a service that was deleted") {
+			if !strings.Contains(fmt.Sprint(err), "perhaps by a deleted service") {
 				t.Errorf("the refusal is %v", err)
 			}
 		}

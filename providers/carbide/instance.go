@@ -86,7 +86,7 @@ func (k instances) complete(ctx context.Context, all []seenInstance) error {
 	for i, o := range all {
 		all[i].power = powers[o.GetMachineId().GetId()]
 		if len(lacks[o.GetId().GetValue()]) > 0 {
-			all[i].lacks = "its security group is not in force yet"
+			all[i].lacks = "its security group is not in effect yet"
 		}
 	}
 	return err
@@ -130,7 +130,7 @@ func (k instances) thing(o seenInstance) providers.Thing {
 	case k.powerDiffers(o.power) != "":
 		phase, detail = providers.Pending, k.powerDiffers(o.power)
 	case k.deaf(o.power):
-		detail = "its host is to be off, and stays on"
+		detail = "its host should be off but stays on"
 	default:
 		phase, detail = spreading(o.lacks), o.lacks
 	}
@@ -212,7 +212,7 @@ func (k instances) update(ctx context.Context, c *call[spec.Instance], now seenI
 	case switches && now.power == nil:
 		return errUnwatched
 	case works && desired == powerOff && want != powerOn:
-		return status.Error(codes.InvalidArgument, "the site does nothing with a host that is to be off: turn the instance on to change its networks and services")
+		return status.Error(codes.InvalidArgument, "the site does nothing with a host that should be off: turn the instance on to change its networks and services")
 	case switches && want == powerOff && now.GetStatus().GetTenant().GetState() != forge.TenantState_READY:
 		return status.Error(codes.InvalidArgument, "the instance is not ready, and the site needs its host on")
 	case switches && want == powerOn:

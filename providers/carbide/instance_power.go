@@ -69,7 +69,7 @@ func (s *service) powerDiffers(p *forge.PowerOptions) string {
 	if p == nil || p.GetActualState() == p.GetDesiredState() || s.deaf(p) {
 		return ""
 	}
-	return fmt.Sprintf("its host is to be %s and is %s", powerWord(p, p.GetDesiredState()), powerWord(p, p.GetActualState()))
+	return fmt.Sprintf("its host should be %s but is %s", powerWord(p, p.GetDesiredState()), powerWord(p, p.GetActualState()))
 }
 
 // A switching is what was done to a host that should be off, with times by the power manager's last check before each action.
@@ -100,7 +100,7 @@ func (s *service) switched(p *forge.PowerOptions) switching {
 }
 
 // errUnwatched is the refusal to change power where the change could not be observed.
-var errUnwatched = status.Error(codes.Unimplemented, "the site's power manager does not watch this host, so its power can be neither seen nor kept: leave power out")
+var errUnwatched = status.Error(codes.Unimplemented, "the site's power manager does not monitor this host, so its power can be neither observed nor maintained: omit power")
 
 // turnOn sets the desired power of the host to on, and turns it on. Where we may not do that, the power manager does it,
 // at its own pace.
@@ -140,7 +140,7 @@ func (k instances) turnOff(ctx context.Context, now seenInstance) error {
 		}
 		if err := k.switchPower(ctx, now, action); err != nil {
 			if status.Code(err) == codes.PermissionDenied {
-				return fmt.Errorf("this service lets only administrators switch hosts off; shut the guest down from inside, or show an administrator's certificate: %w", err)
+				return fmt.Errorf("this service lets only administrators power off hosts; shut down the guest from inside, or use an administrator's certificate: %w", err)
 			}
 			return err
 		}

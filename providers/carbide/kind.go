@@ -53,7 +53,7 @@ type completing[O any] interface {
 var errNone = errors.New("the service has no such call")
 
 // errNameless is the error of an observation in which the service does not report the id of something.
-var errNameless = errors.New("the far side does not tell the id of something that it has: its version is not one that this program can manage")
+var errNameless = errors.New("the remote system reports an object without an id: this program does not support its version")
 
 // A kind implements the four verbs with a wire.
 type kind[O, S any] struct {

@@ -173,6 +173,6 @@ func (w *watch) refresh(ctx context.Context) {
 	}
 	if ctx.Err() == nil && id.digest != w.failed { // logged once for each state of the files, which are perhaps half written
 		w.failed = id.digest
-		s.log.Warn("the certificates have changed and cannot be used: the connection stays on the former ones", "address", s.options.Address, "error", err)
+		s.log.Warn("the new certificates cannot be used: keeping the previous ones", "address", s.options.Address, "error", err)
 	}
 }

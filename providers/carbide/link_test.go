@@ -348,10 +348,10 @@ func TestUnusableCertificates(t *testing.T) {
 		place      []string
 	}{
 		{"a certificate without its key", "private key does not match", []string{other.ClientCert, r.live.ClientCert}},
-		{"half a file", "holds no certificate", []string{nothing, r.live.CA}},
-		{"an authority that did not sign the server's", "signed by none of our authorities", []string{other.CA, r.live.CA}},
+		{"half a file", "contains no certificate", []string{nothing, r.live.CA}},
+		{"an authority that did not sign the server's", "is not signed by a CA in", []string{other.CA, r.live.CA}},
 		{"a certificate that expired", "expired at", []string{expired.ClientCert, r.live.ClientCert, expired.ClientKey, r.live.ClientKey}},
-		{"a certificate that the server does not take", "the server refuses our certificate", []string{other.ClientCert, r.live.ClientCert, other.ClientKey, r.live.ClientKey}},
+		{"a certificate that the server does not take", "the server rejects the client certificate", []string{other.ClientCert, r.live.ClientCert, other.ClientKey, r.live.ClientKey}},
 	} {
 		r.place(c.place...)
 		r.until(c.name+" to be noticed", func() bool { return r.log.has(c.says) })

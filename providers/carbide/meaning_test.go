@@ -33,7 +33,7 @@ func meaningsOf(name string) interface {
 			})
 		}
 	}
-	panic("there is no kind " + name)
+	panic("unknown kind " + name)
 }
 
 // TestSituations lists the situations in which the service refuses, with its codes, by verb and kind. Each refusal here is

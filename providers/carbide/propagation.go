@@ -105,7 +105,7 @@ func (s *service) unfinished(ctx context.Context, lacks map[string][]string) (ma
 		if len(l) == 0 {
 			continue
 		}
-		details[object] = "the security group is not in force yet on " + counted(l, func(id string) string {
+		details[object] = "the security group is not in effect yet on " + counted(l, func(id string) string {
 			if name := names[id]; name != "" {
 				return fmt.Sprintf("instance %s (%s)", name, id)
 			}

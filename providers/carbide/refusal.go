@@ -20,7 +20,7 @@ const (
 	opDelete  = "delete"
 )
 
-var errAbsent = errors.New("it is not there")
+var errAbsent = errors.New("it does not exist")
 
 func errMoved(version string) error {
 	return fmt.Errorf("it changed since it was observed: its version is now %s", version)

@@ -69,7 +69,7 @@ func (l *load) add(weight int) error {
 		return nil // nothing waits for it any more
 	}
 	if l.on.held+weight > heaviestSite {
-		return heavyError{words: fmt.Sprintf("with it, what the service has told of its kinds would take more than %d MiB of memory", heaviestSite>>20)}
+		return heavyError{words: fmt.Sprintf("with it, what the service has reported about its kinds would take more than %d MiB of memory", heaviestSite>>20)}
 	}
 	l.on.held += weight
 	l.weight += weight
@@ -114,7 +114,7 @@ func (w *weighing) Unmarshal(data mem.BufferSlice, v any) error {
 		err = w.load.add(weight)
 	}
 	if err != nil {
-		w.heavy = fmt.Errorf("the answer of %s, of %d KiB, was not read: %w", w.method, data.Len()>>10, err)
+		w.heavy = fmt.Errorf("the answer of %s (%d KiB) was not read: %w", w.method, data.Len()>>10, err)
 		return w.heavy
 	}
 	return proto.Unmarshal(buffer.ReadOnlyData(), m)
@@ -124,7 +124,7 @@ func (w *weighing) Unmarshal(data mem.BufferSlice, v any) error {
 // the decoder allocates. It fails as soon as that is too much.
 func weigh(data []byte, t protoreflect.MessageType, depth int) (int, error) {
 	if depth > deepestAnswer {
-		return 0, fmt.Errorf("it has more than %d messages in one another", deepestAnswer)
+		return 0, fmt.Errorf("its messages are nested more than %d levels deep", deepestAnswer)
 	}
 	weight := sizeOf(t) + len(data)
 	fields := t.Descriptor().Fields()

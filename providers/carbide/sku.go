@@ -85,7 +85,7 @@ func administrators(err error) error {
 	if status.Code(err) != codes.PermissionDenied {
 		return err
 	}
-	return fmt.Errorf("only the administrator's role, ForgeAdminCLI, may change SKUs and which machines belong to them: %w", err)
+	return fmt.Errorf("only the administrator role, ForgeAdminCLI, may change SKUs and which machines belong to them: %w", err)
 }
 
 func readSKU(o *forge.SkuComponents) spec.SKU {

@@ -48,7 +48,7 @@ type identity struct {
 func (o Options) identity() (identity, error) {
 	id := identity{files: o.TLS}
 	if o.Address == "" {
-		return id, errors.New("no address is given")
+		return id, errors.New("the address is missing")
 	}
 	id.files.Mode = cmp.Or(o.TLS.Mode, Mutual)
 	switch id.files.Mode {
@@ -60,12 +60,12 @@ func (o Options) identity() (identity, error) {
 		id.files.Cert, id.files.Key = "", ""
 	case Off:
 		if !o.AllowInsecure && !Local(o.Address) {
-			return id, fmt.Errorf("%s is another machine: without TLS anybody between could change the site", o.Address)
+			return id, fmt.Errorf("%s is another machine: without TLS, anyone on the network path could change the site", o.Address)
 		}
 		id.files = TLS{Mode: Off}
 		return id, nil
 	default:
-		return id, fmt.Errorf("TLS mode %q is unknown: want %q, %q or %q", o.TLS.Mode, Mutual, Server, Off)
+		return id, fmt.Errorf("unknown TLS mode %q: want %q, %q or %q", o.TLS.Mode, Mutual, Server, Off)
 	}
 	read, err := files.ReadCertificates(id.files.CA, id.files.Cert, id.files.Key)
 	id.digest = read.Digest
@@ -87,10 +87,10 @@ func (id identity) stale(at time.Time) error {
 	case c == nil:
 		return nil
 	case at.After(c.NotAfter):
-		return fmt.Errorf("our certificate %s (%s) expired at %s: renew it, or check this machine's clock, which says %s",
+		return fmt.Errorf("the client certificate %s (%s) expired at %s: renew it, or check this machine's clock, which says %s",
 			id.files.Cert, describe(c), stamp(c.NotAfter), stamp(at))
 	case at.Before(c.NotBefore):
-		return fmt.Errorf("our certificate %s (%s) is valid only from %s: check this machine's clock, which says %s",
+		return fmt.Errorf("the client certificate %s (%s) is not valid before %s: check this machine's clock, which says %s",
 			id.files.Cert, describe(c), stamp(c.NotBefore), stamp(at))
 	}
 	return nil
@@ -99,20 +99,20 @@ func (id identity) stale(at time.Time) error {
 // who returns how the service identifies us: by the URIs in our certificate.
 func (id identity) who() string {
 	if id.ours == nil {
-		return fmt.Sprintf("somebody without a certificate, and in TLS mode %q we show none", id.files.Mode)
+		return fmt.Sprintf("a client without a certificate (TLS mode %q presents none)", id.files.Mode)
 	}
 	var names []string
 	for _, uri := range id.ours.URIs {
 		names = append(names, uri.String())
 	}
-	return fmt.Sprintf("%s, whom our certificate %s (%s) names", cmp.Or(strings.Join(names, " and "), "nobody"), id.files.Cert, describe(id.ours))
+	return fmt.Sprintf("%s, as named in the client certificate %s (%s)", cmp.Or(strings.Join(names, " and "), "no identity"), id.files.Cert, describe(id.ours))
 }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // describe names a certificate, so that it can be found.
 func describe(c *x509.Certificate) string {
-	return fmt.Sprintf("%s, serial %x, signed by %s", cmp.Or(c.Subject.String(), "no subject"), c.SerialNumber, cmp.Or(c.Issuer.String(), "nobody"))
+	return fmt.Sprintf("%s, serial %x, signed by %s", cmp.Or(c.Subject.String(), "no subject"), c.SerialNumber, cmp.Or(c.Issuer.String(), "no issuer"))
 }
 
 // Local reports whether an address, HOST:PORT or unix:PATH, is on this machine. Nothing is sent to another machine without TLS
@@ -177,29 +177,29 @@ func (id identity) refusal(err error, name string) error {
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		whose := "the server's certificate"
 		if invalid.Cert.IsCA {
-			whose = "the certificate of an authority that signed the server's certificate"
+			whose = "the certificate of a CA that signed the server's certificate"
 		}
 		if now := time.Now(); now.Before(invalid.Cert.NotBefore) {
-			return fmt.Errorf("%s (%s) is valid only from %s: check the clocks of both machines, this one says %s: %w",
+			return fmt.Errorf("%s (%s) is not valid before %s: check the clocks of both machines; this one says %s: %w",
 				whose, describe(invalid.Cert), stamp(invalid.Cert.NotBefore), stamp(now), err)
 		}
-		return fmt.Errorf("%s (%s) expired at %s: it has to be renewed there: %w", whose, describe(invalid.Cert), stamp(invalid.Cert.NotAfter), err)
+		return fmt.Errorf("%s (%s) expired at %s: it must be renewed at the site: %w", whose, describe(invalid.Cert), stamp(invalid.Cert.NotAfter), err)
 	case errors.As(err, &authority):
-		from := cmp.Or(id.files.CA, "the system's list")
+		from := cmp.Or(id.files.CA, "the system's trust store")
 		shown := "unreadable"
 		if authority.Cert != nil {
 			shown = describe(authority.Cert)
 		}
-		return fmt.Errorf("the server's certificate (%s) is signed by none of our authorities, which are in %s: put the site's authority there: %w", shown, from, err)
+		return fmt.Errorf("the server's certificate (%s) is not signed by a CA in %s: add the site's CA there: %w", shown, from, err)
 	case errors.As(err, &wrong):
-		return fmt.Errorf("the server's certificate (%s) is for another name than %q: correct the address, or set the server name: %w", describe(wrong.Certificate), name, err)
+		return fmt.Errorf("the server's certificate (%s) is not valid for %q: correct the address, or set the server name: %w", describe(wrong.Certificate), name, err)
 	case errors.As(err, &network) && network.Op == "remote error" && id.ours == nil: // a TLS alert
-		return fmt.Errorf("the server refuses us, and wants a certificate of ours although the TLS mode is %q: set it to %q, with a certificate and its key: %w", id.files.Mode, Mutual, err)
+		return fmt.Errorf("the server requires a client certificate, but the TLS mode is %q: set it to %q, with a certificate and its key: %w", id.files.Mode, Mutual, err)
 	case errors.As(err, &network) && network.Op == "remote error":
-		return fmt.Errorf("the server refuses our certificate %s (%s, valid until %s): have it signed by an authority that the site trusts: %w",
+		return fmt.Errorf("the server rejects the client certificate %s (%s, valid until %s): have it signed by a CA that the site trusts: %w",
 			id.files.Cert, describe(id.ours), stamp(id.ours.NotAfter), err)
 	case errors.As(err, &invalid):
-		return fmt.Errorf("the server's certificate (%s) is not acceptable: it has to be made anew there: %w", describe(invalid.Cert), err)
+		return fmt.Errorf("the server's certificate (%s) is not acceptable: it must be reissued at the site: %w", describe(invalid.Cert), err)
 	}
 	return nil
 }

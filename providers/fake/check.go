@@ -15,9 +15,9 @@ func (w *World) checkPlace(at schema.Place) error {
 	k := w.kinds[at.Kind]
 	switch {
 	case k == nil:
-		return fmt.Errorf("there is no kind %s", at.Kind)
+		return fmt.Errorf("unknown kind %s", at.Kind)
 	case k.Node != (at.Scope != schema.ScopeSite):
-		return fmt.Errorf("the kind does not live in scope %s", at.Scope)
+		return fmt.Errorf("the kind does not exist in scope %s", at.Scope)
 	}
 	return nil
 }
@@ -25,7 +25,7 @@ func (w *World) checkPlace(at schema.Place) error {
 // checkMark fails when a text is neither a mark nor empty.
 func checkMark(mark string) error {
 	if mark != "" && providers.ParseMark(mark).IsZero() {
-		return fmt.Errorf("%q is not a mark", mark)
+		return fmt.Errorf("%q is not an ownership mark", mark)
 	}
 	return nil
 }
@@ -59,7 +59,7 @@ func (w *World) checkThing(at target, th *thing) error {
 	}
 	k := w.kinds[at.Kind]
 	if !slices.Contains([]providers.Phase{"", providers.Ready, providers.Pending, providers.Failed, providers.Deleting}, th.Phase) {
-		return fmt.Errorf("%s: there is no phase %q", at, th.Phase)
+		return fmt.Errorf("%s: unknown phase %q", at, th.Phase)
 	}
 	if th.Spec == nil {
 		th.Spec = schema.Object{}
@@ -70,7 +70,7 @@ func (w *World) checkThing(at target, th *thing) error {
 	}
 	for name := range th.Status {
 		if f := k.Field(name); f == nil || !f.Computed {
-			return fmt.Errorf("%s: status: there is no computed field %s", at, name)
+			return fmt.Errorf("%s: status: no computed field named %s", at, name)
 		}
 	}
 	if th.Name == "" {
@@ -140,7 +140,7 @@ func checkSpec(fields []schema.Field, spec map[string]any) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(spec)) {
 		if !slices.ContainsFunc(fields, func(f schema.Field) bool { return f.Name == name }) {
-			return fmt.Errorf("there is no field %s", name)
+			return fmt.Errorf("unknown field %s", name)
 		}
 	}
 	return nil

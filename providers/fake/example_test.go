@@ -23,7 +23,7 @@ func Example() {
 	fmt.Println(err)
 	fmt.Print(world.Dump())
 	// Output:
-	// create site/lab.owner/acme: declared to fail with unknown
+	// create site/lab.owner/acme: injected fault of class unknown
 	// {
 	//   "things": {
 	//     "site": {

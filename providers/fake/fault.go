@@ -94,7 +94,7 @@ func (f *Fault) check() error {
 		return fmt.Errorf("fault of %s: ref is %q, want SCOPE/KIND/NAME or a kind, with * for any text", f.Op, f.Ref)
 	}
 	if f.Nth < 1 || f.Every < 1 || f.Delay < 0 {
-		return fmt.Errorf("fault of %s: nth, every and delay are not negative", f.Op)
+		return fmt.Errorf("fault of %s: nth, every and delay must not be negative", f.Op)
 	}
 	return nil
 }
@@ -164,7 +164,7 @@ func (f *Fault) cause() error {
 	if f.Message != "" {
 		return errors.New(f.Message)
 	}
-	return fmt.Errorf("declared to fail with %s", f.Class)
+	return fmt.Errorf("injected fault of class %s", f.Class)
 }
 
 // trip counts a call on all faults that match it and returns the first that hits it; nil when none does.

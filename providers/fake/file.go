@@ -162,7 +162,7 @@ func decode(r io.ReadSeeker, v any) error {
 		return fmt.Errorf("line %d: %w", line(r, syntax.ByteOffset), syntax.Err)
 	case errors.As(err, &wrong):
 		if wrong.Err == nil {
-			wrong.Err = errors.New("a value of another type belongs here")
+			wrong.Err = errors.New("wrong type of value")
 		}
 		return fmt.Errorf("line %d: %s: %w", line(r, wrong.ByteOffset), wrong.JSONPointer, wrong.Err)
 	}
@@ -205,7 +205,7 @@ func (w *World) fill(c content) error {
 			for id, th := range things {
 				at := target{schema.Place{Scope: scope, Kind: kind}, id}
 				if th == nil {
-					return fmt.Errorf("%s: the thing is null", at)
+					return fmt.Errorf("%s: the object is null", at)
 				}
 				if err := w.checkThing(at, th); err != nil {
 					return err

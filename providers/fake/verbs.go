@@ -303,7 +303,7 @@ func (k *kind) accept(th *thing, c providers.Call) *refusal {
 	for _, to := range k.world.refs(k.at, th.Spec) {
 		switch t := k.world.things[to.Place][to.id]; {
 		case t == nil || t.Phase == providers.Deleting:
-			return refuse(providers.Absent, "it refers to %s, which is not there", to)
+			return refuse(providers.Absent, "it refers to %s, which does not exist", to)
 		case t.Phase != "" && t.Phase != providers.Ready:
 			return refuse(providers.Busy, "it refers to %s, which is %s", to, t.Phase)
 		}
@@ -371,7 +371,7 @@ func (w *World) free(at target) *refusal {
 		return refuse(providers.Invalid, "%s refers to it", slices.Min(staying))
 	}
 	if len(leaving) > 0 {
-		return refuse(providers.Busy, "%s refers to it and is leaving", slices.Min(leaving))
+		return refuse(providers.Busy, "%s refers to it and is being deleted", slices.Min(leaving))
 	}
 	return nil
 }

@@ -101,7 +101,7 @@ func (k bridges) remove(ctx context.Context, v *view, c *change, name string) er
 		}
 	}
 	if len(extras) > 0 {
-		return refuse(providers.Invalid, "others have set %s on bridge %s or its local port, which would be lost", strings.Join(extras, ", "), name)
+		return refuse(providers.Invalid, "%s set by another client on bridge %s or its local port would be lost", strings.Join(extras, ", "), name)
 	}
 	c.refer(vswitch.OpenvSwitchTable, c.root, "bridges", ovsdb.MutateOperationDelete, b.UUID)
 	return nil
@@ -146,7 +146,7 @@ func wantedBridge(want schema.Object, mark providers.Mark, have *vswitch.Bridge)
 		return nil, err
 	}
 	if have.UUID != "" && s.DatapathType != nil && *s.DatapathType != cmp.Or(have.DatapathType, "system") {
-		return nil, refuse(providers.Invalid, "datapath_type cannot change in place")
+		return nil, refuse(providers.Invalid, "datapath_type cannot be changed in place")
 	}
 	ids, err := marked(s.ExternalIDs, mark)
 	if err != nil {

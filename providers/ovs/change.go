@@ -83,19 +83,19 @@ func (c *change) guard(fails error, table string, where ovsdb.Condition, until o
 
 // unchanged guards that columns of a row still are as they were read.
 func (c *change) unchanged(table, uuid string, m model.Model, columns ...string) {
-	c.guard(refuse(providers.Conflict, "it was changed by somebody else just now"),
+	c.guard(refuse(providers.Conflict, "another client has just changed it"),
 		table, uuidIs(uuid), ovsdb.WaitConditionEqual, c.row(m, columns))
 }
 
 // absent guards that no row of a table has a name.
 func (c *change) absent(table, name string) {
-	c.guard(refuse(providers.Exists, "the name %s was taken just now", name),
+	c.guard(refuse(providers.Exists, "the name %s has just been taken", name),
 		table, named(name), ovsdb.WaitConditionNotEqual, ovsdb.Row{"name": name})
 }
 
 // present guards that a bridge still exists.
 func (c *change) present(b *vswitch.Bridge) {
-	c.guard(refuse(providers.Absent, "bridge %s was deleted just now", b.Name),
+	c.guard(refuse(providers.Absent, "bridge %s has just been deleted", b.Name),
 		vswitch.BridgeTable, uuidIs(b.UUID), ovsdb.WaitConditionEqual, ovsdb.Row{"name": b.Name})
 }
 
@@ -148,7 +148,7 @@ func (c *change) commit(ctx context.Context) error {
 	var after vswitch.OpenvSwitch
 	rows := results[len(c.ops)-1].Rows
 	if len(rows) != 1 {
-		return refuse(providers.Unknown, "it is in the database, but ovsdb-server did not say as which configuration")
+		return refuse(providers.Unknown, "it is in the database, but ovsdb-server did not report its configuration number")
 	}
 	if _, err := c.db.read(rows[0], &after); err != nil {
 		return &fault{providers.Unknown, err}
@@ -158,9 +158,9 @@ func (c *change) commit(ctx context.Context) error {
 	defer cancel()
 	if err := conn.reached(limited, after.NextCfg); err != nil {
 		if ctx.Err() == nil && limited.Err() != nil {
-			err = fmt.Errorf("ovs-vswitchd did not act within %v", c.db.Settle)
+			err = fmt.Errorf("ovs-vswitchd did not apply it within %v", c.db.Settle)
 		}
-		return refuse(providers.Unknown, "it is in the database and takes effect when ovs-vswitchd acts on it: %w", err)
+		return refuse(providers.Unknown, "it is in the database and takes effect when ovs-vswitchd applies it: %w", err)
 	}
 	return nil
 }

@@ -162,8 +162,8 @@ func TestForeignPortsSurvive(t *testing.T) {
 		n.unchanged(func() {
 			n.fails(n.create("ovs.port", "vnet0", aPort), providers.Exists, "port of bridge br0")
 			n.fails(n.update("ovs.port", "vnet0", schema.Object{"tag": int64(7)}), providers.Denied, "virtual machine")
-			n.fails(n.delete("ovs.port", "vnet0"), providers.Denied, "no mark")
-			n.fails(n.delete("ovs.port", "mystery"), providers.Denied, "no mark")
+			n.fails(n.delete("ovs.port", "vnet0"), providers.Denied, "no ownership mark")
+			n.fails(n.delete("ovs.port", "mystery"), providers.Denied, "no ownership mark")
 			n.fails(n.delete("ovs.bridge", "br0"), providers.Invalid, "mystery, vnet0")
 			n.must(n.create("ovs.port", "ours", aPort))
 			n.must(n.update("ovs.port", "ours", schema.Object{"tag": int64(7)}))
@@ -191,7 +191,7 @@ func TestThingsOfOthersAreRefused(t *testing.T) {
 		seen := n.look("ovs.port", "p0")
 		c := call("ovs.port", "p0", seen.Spec)
 		c.Mark, c.Version = providers.Mark{}, seen.Version
-		n.unchanged(func() { n.fails(n.kind("ovs.port").Update(t.Context(), c), providers.Denied, "no mark") })
+		n.unchanged(func() { n.fails(n.kind("ovs.port").Update(t.Context(), c), providers.Denied, "no ownership mark") })
 		n.must(n.update("ovs.port", "p0", nil)) // adopts
 		if got, want := n.look("ovs.port", "p0").Mark, call("ovs.port", "p0", nil).Mark; got != want {
 			t.Errorf("an adopted port has mark %q, want %q", got, want)
@@ -401,8 +401,8 @@ func TestVswitchdDoesNotAct(t *testing.T) {
 		n := newNode(t, s, ovs.Options{Settle: time.Second})
 		n.must(n.create("ovs.bridge", "br0", aBridge))
 		s.Freeze(t)
-		n.fails(n.create("ovs.port", "p0", aPort), providers.Unknown, "ovs-vswitchd did not act within 1s")
-		n.fails(n.update("ovs.bridge", "br0", schema.Object{"stp_enable": true}), providers.Unknown, "did not act")
+		n.fails(n.create("ovs.port", "p0", aPort), providers.Unknown, "ovs-vswitchd did not apply it within 1s")
+		n.fails(n.update("ovs.bridge", "br0", schema.Object{"stp_enable": true}), providers.Unknown, "did not apply it")
 		for kind, name := range map[string]string{"ovs.port": "p0", "ovs.bridge": "br0"} {
 			if th := n.look(kind, name); th.Phase != providers.Pending || th.Detail == "" {
 				t.Errorf("%s is %s (%s) while ovs-vswitchd does not act", name, th.Phase, th.Detail)
@@ -439,7 +439,7 @@ func TestBusySwitch(t *testing.T) {
 		s.Freeze(t)
 		s.Request(t)
 		is(providers.Ready, "when something else was requested")
-		n.fails(n.update("ovs.bridge", "br0", schema.Object{"stp_enable": true}), providers.Unknown, "did not act")
+		n.fails(n.update("ovs.bridge", "br0", schema.Object{"stp_enable": true}), providers.Unknown, "did not apply it")
 		is(providers.Pending, "before its change was applied")
 		next := s.Request(t)
 		s.Reach(t, next-2)

@@ -20,9 +20,9 @@ func (c Config) Check(setting string) error {
 	switch path, ok := strings.CutPrefix(string(c), "unix:"); {
 	case c == "":
 	case providers.NamesUser(string(c)):
-		return fmt.Errorf("%s names a user or a password: leave that out of the address", setting)
+		return fmt.Errorf("%s contains a user or a password: remove it from the address", setting)
 	case !ok || path == "":
-		return fmt.Errorf("%s is %q: want the socket of its database, for example %q", setting, string(c), DefaultEndpoint)
+		return fmt.Errorf("%s is %q: want the database socket, for example %q", setting, string(c), DefaultEndpoint)
 	}
 	return nil
 }
@@ -30,7 +30,7 @@ func (c Config) Check(setting string) error {
 // Open connects to it.
 func (c Config) Open(ctx context.Context, at providers.Opening) (*providers.Provider, error) {
 	if c == "" {
-		return nil, fmt.Errorf("Open vSwitch of node %s is not configured; say where it is: nodes: {%s: {ovs: %q}}", at.Scope, at.Scope, DefaultEndpoint)
+		return nil, fmt.Errorf("Open vSwitch on node %s is not configured; set its database socket: nodes: {%s: {ovs: %q}}", at.Scope, at.Scope, DefaultEndpoint)
 	}
 	return Open(ctx, Options{Endpoint: at.Address(string(c)), Node: at.Scope, Site: at.Site.ID, Logger: at.Logger})
 }

@@ -52,7 +52,7 @@ func (controllers) list(v *view) ([]observed, error) {
 	for o := range all[vswitch.Controller](v) {
 		bridges := v.controlled(o)
 		if len(bridges) == 0 {
-			return nil, fmt.Errorf("controller %s is of no bridge in the database", o.UUID)
+			return nil, fmt.Errorf("controller %s does not belong to any bridge in the database", o.UUID)
 		}
 		b := bridges[0]
 		ids, mark := unmarked(o.ExternalIDs)
@@ -81,13 +81,13 @@ func (controllers) list(v *view) ([]observed, error) {
 func (v *view) phaseOfController(o *vswitch.Controller, bridges []*vswitch.Bridge) (providers.Phase, string) {
 	switch b := bridges[0]; {
 	case b.DatapathID == nil:
-		return providers.Pending, "ovs-vswitchd did not make bridge " + b.Name + "; its log says why"
+		return providers.Pending, "ovs-vswitchd did not create bridge " + b.Name + "; see its log"
 	case len(bridges) > 1:
 		return providers.Ready, "bridge " + bridges[1].Name + " has the same controller"
 	case v.rival(b, o.Target, o.UUID) != nil:
 		return providers.Ready, "another controller of bridge " + b.Name + " has the same target"
 	case !o.IsConnected && !strings.HasPrefix(o.Target, "p"):
-		return providers.Ready, "it is not connected"
+		return providers.Ready, "not connected"
 	}
 	return providers.Ready, ""
 }
@@ -115,9 +115,9 @@ func (controllers) update(v *view, c *change, name string, want schema.Object, m
 	case err != nil:
 		return err
 	case b.UUID != v.controlled(have)[0].UUID:
-		return refuse(providers.Invalid, "bridge cannot change in place")
+		return refuse(providers.Invalid, "bridge cannot be changed in place")
 	case value(o.Type) != value(have.Type): // the database takes it, and ovs-vswitchd goes on as before
-		return refuse(providers.Invalid, "type cannot change in place")
+		return refuse(providers.Invalid, "type cannot be changed in place")
 	}
 	c.unchanged(vswitch.ControllerTable, have.UUID, have, controllerSettings...)
 	c.update(vswitch.ControllerTable, have.UUID, o, controllerSettings...)
@@ -129,13 +129,13 @@ func (controllers) remove(_ context.Context, v *view, c *change, name string) er
 	o := v.controller(name)
 	bridges := v.controlled(o)
 	if len(bridges) > 1 {
-		return refuse(providers.Invalid, "others have given controller %s to bridge %s too, which would keep it", name, bridges[1].Name)
+		return refuse(providers.Invalid, "another client has also added controller %s to bridge %s, which would keep it", name, bridges[1].Name)
 	}
 	c.unchanged(vswitch.ControllerTable, o.UUID, o, slices.Concat(controllerSettings, controllerExtras)...)
 	if extras := c.set(o, &vswitch.Controller{}, controllerExtras); len(extras) > 0 {
-		return refuse(providers.Invalid, "others have set %s on controller %s, which would be lost", strings.Join(extras, ", "), name)
+		return refuse(providers.Invalid, "%s set by another client on controller %s would be lost", strings.Join(extras, ", "), name)
 	}
-	c.guard(refuse(providers.Conflict, "it was given to another bridge just now"), vswitch.BridgeTable,
+	c.guard(refuse(providers.Conflict, "it has just been added to another bridge"), vswitch.BridgeTable,
 		ovsdb.NewCondition("controller", ovsdb.ConditionIncludes, ovsdb.UUID{GoUUID: o.UUID}), ovsdb.WaitConditionEqual,
 		ovsdb.Row{"name": bridges[0].Name})
 	c.refer(vswitch.BridgeTable, bridges[0].UUID, "controller", ovsdb.MutateOperationDelete, o.UUID)
@@ -185,7 +185,7 @@ func (v *view) rival(b *vswitch.Bridge, target, but string) *vswitch.Controller 
 func (c *change) unnamed(name string) {
 	has := ovsdb.NewCondition("external_ids", ovsdb.ConditionIncludes, ovsdb.OvsMap{GoMap: map[any]any{nameKey: name}})
 	for _, is := range []bool{false, true} {
-		c.guard(refuse(providers.Exists, "the name %s was taken just now", name),
+		c.guard(refuse(providers.Exists, "the name %s has just been taken", name),
 			vswitch.ControllerTable, has, ovsdb.WaitConditionNotEqual, ovsdb.Row{"is_connected": is})
 	}
 }
@@ -199,7 +199,7 @@ func wantedController(
 		return nil, nil, err
 	}
 	if _, ok := s.ExternalIDs[nameKey]; ok {
-		return nil, nil, refuse(providers.Invalid, "external_ids cannot hold %s, which is converge's own", nameKey)
+		return nil, nil, refuse(providers.Invalid, "external_ids cannot contain %s, which is reserved for converge", nameKey)
 	}
 	ids, err := marked(s.ExternalIDs, mark)
 	if err != nil {
@@ -211,9 +211,9 @@ func wantedController(
 	b := v.bridge(s.Bridge)
 	switch {
 	case b == nil:
-		return nil, nil, refuse(providers.Absent, "there is no bridge %s", s.Bridge)
+		return nil, nil, refuse(providers.Absent, "bridge %s does not exist", s.Bridge)
 	case s.Target != had.Target && v.rival(b, s.Target, had.UUID) != nil:
-		return nil, nil, refuse(providers.Invalid, "bridge %s has a controller with the target %s already", b.Name, s.Target)
+		return nil, nil, refuse(providers.Invalid, "bridge %s already has a controller with target %s", b.Name, s.Target)
 	}
 	return &vswitch.Controller{
 		ConnectionMode: s.ConnectionMode, ControllerBurstLimit: narrow(s.ControllerBurstLimit),

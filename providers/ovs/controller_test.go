@@ -119,7 +119,7 @@ func TestForeignControllersSurvive(t *testing.T) {
 				if th := n.look("ovs.controller", id); !th.Mark.IsZero() || th.Phase != providers.Ready {
 					t.Errorf("a foreign controller is observed as %+v", th)
 				}
-				n.fails(n.delete("ovs.controller", id), providers.Denied, "no mark")
+				n.fails(n.delete("ovs.controller", id), providers.Denied, "no ownership mark")
 				n.fails(n.create("ovs.controller", id, aController), providers.Exists, "another controller")
 			}
 			twice := schema.Object{"bridge": "br0", "target": "tcp:192.0.2.9:6653"}
@@ -250,8 +250,8 @@ func TestSameTarget(t *testing.T) {
 		n.must(n.create("ovs.controller", "c1", elsewhere))
 		n.must(n.create("ovs.controller", "c2", another))
 		n.unchanged(func() {
-			n.fails(n.create("ovs.controller", "c3", aController), providers.Invalid, "has a controller with the target")
-			n.fails(n.update("ovs.controller", "c2", aController), providers.Invalid, "has a controller with the target")
+			n.fails(n.create("ovs.controller", "c3", aController), providers.Invalid, "already has a controller with target")
+			n.fails(n.update("ovs.controller", "c2", aController), providers.Invalid, "already has a controller with target")
 		})
 		i := slices.IndexFunc(n.p.Kinds, func(k providers.Served) bool { return k.Name == "ovs.controller" })
 		excludes := func(o schema.Object) bool {
@@ -272,7 +272,7 @@ func TestSameTarget(t *testing.T) {
 		}
 		n.must(n.update("ovs.controller", "c0", schema.Object{"max_backoff": int64(2000)}))
 		n.must(n.update("ovs.controller", "c0", schema.Object{"target": "tcp:192.0.2.3:6653"}))
-		n.fails(n.update("ovs.controller", "c0", aController), providers.Invalid, "has a controller with the target")
+		n.fails(n.update("ovs.controller", "c0", aController), providers.Invalid, "already has a controller with target")
 	})
 }
 
@@ -350,20 +350,20 @@ func TestRefusedControllers(t *testing.T) {
 		n.unchanged(func() {
 			n.fails(n.create("ovs.controller", "c0", with("max_backoff", int64(2000))), providers.Exists, "another controller")
 			n.fails(n.create("ovs.controller", "c1", with("colour", "red")), providers.Invalid, "colour")
-			n.fails(n.create("ovs.controller", "c1", with("bridge", "br2")), providers.Absent, "no bridge br2")
+			n.fails(n.create("ovs.controller", "c1", with("bridge", "br2")), providers.Absent, "bridge br2 does not exist")
 			n.fails(n.create("ovs.controller", "c1", with("type", "manager")), providers.Invalid, "manager")
 			for _, key := range []string{providers.MarkKey, "converge.dev/name"} {
 				n.fails(n.create("ovs.controller", "c1", with("external_ids", map[string]any{key: "x"})), providers.Invalid, key)
 				n.fails(n.update("ovs.controller", "c0", schema.Object{"external_ids": map[string]any{key: "x"}}), providers.Invalid, key)
 			}
 			n.fails(n.update("ovs.controller", "c0", schema.Object{"controller_rate_limit": int64(1)}), providers.Invalid)
-			n.fails(n.update("ovs.controller", "c0", schema.Object{"bridge": "br1"}), providers.Invalid, "bridge cannot change in place")
-			n.fails(n.update("ovs.controller", "c0", schema.Object{"type": "service"}), providers.Invalid, "type cannot change in place")
+			n.fails(n.update("ovs.controller", "c0", schema.Object{"bridge": "br1"}), providers.Invalid, "bridge cannot be changed in place")
+			n.fails(n.update("ovs.controller", "c0", schema.Object{"type": "service"}), providers.Invalid, "type cannot be changed in place")
 		})
 		uuid := controllerUUID(t, s, "c0")
 		for _, column := range []string{"local_gateway", "local_ip", "local_netmask"} {
 			setController(t, s, uuid, ovsdb.Row{column: "192.0.2.5"})
-			n.unchanged(func() { n.fails(n.delete("ovs.controller", "c0"), providers.Invalid, "others have set "+column) })
+			n.unchanged(func() { n.fails(n.delete("ovs.controller", "c0"), providers.Invalid, column+" set by another client") })
 			setController(t, s, uuid, ovsdb.Row{column: ovsdb.OvsSet{}})
 		}
 		n.must(n.delete("ovs.controller", "c0"))
@@ -375,7 +375,7 @@ func TestControllerOfBridgeNotMade(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newNode(t, s, ovs.Options{})
 		n.fails(n.create("ovs.bridge", "br0", schema.Object{"datapath_type": "system"}), providers.Unknown, "not in effect")
-		n.fails(n.create("ovs.controller", "c0", aController), providers.Unknown, "not in effect", "did not make bridge br0")
+		n.fails(n.create("ovs.controller", "c0", aController), providers.Unknown, "not in effect", "did not create bridge br0")
 		if th := n.look("ovs.controller", "c0"); th.Phase != providers.Pending {
 			t.Errorf("the controller of a bridge that cannot be made is %s", th.Phase)
 		}
@@ -400,7 +400,7 @@ func TestControllerConnects(t *testing.T) {
 		if s.Real { // where it may be connected already
 			s.Vsctl(t, "wait-until", "Controller", uuid, "is_connected=true")
 		} else {
-			if d := cmp.Diff(schema.Object{"is_connected": false}, before.Status); d != "" || before.Detail != "it is not connected" {
+			if d := cmp.Diff(schema.Object{"is_connected": false}, before.Status); d != "" || before.Detail != "not connected" {
 				t.Errorf("without a connection it has the detail %q and the status (-want +got):\n%s", before.Detail, d)
 			}
 			active := ofMap(t, map[string]string{"state": "ACTIVE"})

@@ -97,7 +97,7 @@ func (d *db) dial(ctx context.Context, event func(), monitored ...reading) (*con
 	defer cancel()
 	c, err := d.open(ctx, event, monitored)
 	if err != nil {
-		return nil, fmt.Errorf("connecting to %s: %w", d.Endpoint, err)
+		return nil, fmt.Errorf("connect to %s: %w", d.Endpoint, err)
 	}
 	return c, nil
 }
@@ -305,7 +305,7 @@ func (d *db) picture(ops []ovsdb.Operation, results []ovsdb.OperationResult) (*v
 		}
 	}
 	if v.root = find(v, func(*vswitch.OpenvSwitch) bool { return true }); v.root == nil {
-		return nil, errors.New("the database is empty: Open vSwitch was never started on it")
+		return nil, errors.New("the database is empty: Open vSwitch has never been started with it")
 	}
 	d.health.acts(v.root.CurCfg, v.root.NextCfg)
 	return v, nil
@@ -322,7 +322,7 @@ func (d *db) read(row ovsdb.Row, m model.Model) (string, error) {
 	}
 	uuid, ok := row["_uuid"].(ovsdb.UUID)
 	if !ok {
-		return "", errors.New("ovsdb-server gave a row without UUID")
+		return "", errors.New("ovsdb-server returned a row without a UUID")
 	}
 	return uuid.GoUUID, info.SetField("_uuid", uuid.GoUUID)
 }

@@ -23,7 +23,7 @@ func (d *db) epoch(v *view) (int64, error) {
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return 0, refuse(providers.Denied, "external_ids of Open_vSwitch hold %s=%q, which is no epoch", d.epochKey(), text)
+		return 0, refuse(providers.Denied, "external_ids of Open_vSwitch contain %s=%q, which is not an epoch", d.epochKey(), text)
 	}
 	return n, nil
 }
@@ -50,7 +50,7 @@ func (c *change) fenced(v *view, epoch int64) error {
 	case stored > epoch:
 		return outdated(stored, epoch)
 	}
-	c.guard(refuse(providers.Transient, "the switch was taken over, or its external_ids were changed, just now"),
+	c.guard(refuse(providers.Transient, "another lock holder has just taken over the switch, or its external_ids have just been changed"),
 		vswitch.OpenvSwitchTable, uuidIs(c.root), ovsdb.WaitConditionEqual, c.row(v.root, []string{"external_ids"}))
 	return nil
 }
@@ -67,7 +67,7 @@ func (d *db) fence(ctx context.Context, epoch int64) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("store the epoch %d on node %s: %w", epoch, d.Node, err)
+		return fmt.Errorf("store epoch %d on node %s: %w", epoch, d.Node, err)
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func (h *health) now() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if since := time.Since(h.owed); h.down == nil && !h.owed.IsZero() && since >= h.idle {
-		return fmt.Errorf("ovs-vswitchd does not act: it is at configuration %d, and was asked for %d at least %s ago", h.cur, h.next, since.Round(time.Second))
+		return fmt.Errorf("ovs-vswitchd is not applying changes: it is at configuration %d, but %d was requested at least %s ago", h.cur, h.next, since.Round(time.Second))
 	}
 	return h.down
 }

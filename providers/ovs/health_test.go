@@ -74,7 +74,7 @@ func TestHealthOfDaemon(t *testing.T) {
 				break
 			}
 		}
-		if down == nil || !strings.Contains(down.Error(), "ovs-vswitchd does not act") {
+		if down == nil || !strings.Contains(down.Error(), "ovs-vswitchd is not applying changes") {
 			t.Errorf("while ovs-vswitchd stands still: %v", down)
 		}
 		s.Thaw(t)

@@ -87,9 +87,9 @@ func (k *kind) Update(ctx context.Context, c providers.Call) error {
 		case err != nil:
 			return err
 		case seen == nil:
-			return refuse(providers.Absent, "there is no %s", c.ID)
+			return refuse(providers.Absent, "%s does not exist", c.ID)
 		case seen.Mark.IsZero() && c.Mark.IsZero():
-			return refuse(providers.Denied, "%s carries no mark: it is not ours to change", c.ID)
+			return refuse(providers.Denied, "%s carries no ownership mark: converge may not change it", c.ID)
 		}
 		return k.noun.update(v, tx, c.ID, c.Want, c.Mark)
 	}, true))
@@ -105,7 +105,7 @@ func (k *kind) Delete(ctx context.Context, c providers.Call) error {
 		case seen == nil:
 			return errDone
 		case seen.Mark.IsZero():
-			return refuse(providers.Denied, "%s carries no mark: it is not ours to delete", c.ID)
+			return refuse(providers.Denied, "%s carries no ownership mark: converge may not delete it", c.ID)
 		}
 		return k.noun.remove(ctx, v, tx, c.ID)
 	}, false))
@@ -135,7 +135,7 @@ func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *ch
 		return err
 	}
 	if v, err = k.view(ctx, k.noun.reads(), []string{name}); err != nil {
-		return refuse(providers.Unknown, "it is in the database, but whether ovs-vswitchd made it is not known: %w", err)
+		return refuse(providers.Unknown, "it is in the database, but it is unknown whether ovs-vswitchd applied it: %w", err)
 	}
 	v.root.NextCfg = v.root.CurCfg // it is in effect, and this is what things remembers of it
 	things, err := k.things(v, []string{name})
@@ -143,7 +143,7 @@ func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *ch
 	case err != nil:
 		return &fault{providers.Unknown, err}
 	case len(things) == 0:
-		return refuse(providers.Unknown, "it was made, and deleted by somebody else since")
+		return refuse(providers.Unknown, "it was applied, but another client has since deleted it")
 	case things[0].Phase != providers.Ready:
 		return refuse(providers.Unknown, "it is in the database, but not in effect: %s", things[0].Detail)
 	}
@@ -166,7 +166,7 @@ func (k *kind) find(v *view, c providers.Call) (*providers.Thing, error) {
 		moved = !c.Have.Equal(seen.Spec)
 	}
 	if moved {
-		return nil, refuse(providers.Conflict, "it was changed since it was observed")
+		return nil, refuse(providers.Conflict, "it has changed since it was observed")
 	}
 	return seen, nil
 }
@@ -193,7 +193,7 @@ func (k *kind) things(v *view, ids []string) ([]providers.Thing, error) {
 			took.config = min(took.config, before.config)
 		}
 		if since[s.ID] = took; v.root.CurCfg < took.config {
-			s.Phase, s.Detail = providers.Pending, fmt.Sprintf("ovs-vswitchd has not taken it: it is at configuration %d of %d", v.root.CurCfg, took.config)
+			s.Phase, s.Detail = providers.Pending, fmt.Sprintf("ovs-vswitchd has not applied it yet: it is at configuration %d of %d", v.root.CurCfg, took.config)
 		}
 		s.Version = token
 		things = append(things, s.Thing)
@@ -223,7 +223,7 @@ func (k *kind) fail(op string, ref schema.Ref, err error) error {
 // read reads a spec into a struct; unknown fields and values that do not fit are refused.
 func read(o schema.Object, s interface{ Read(o schema.Object) error }) error {
 	if err := s.Read(o); err != nil {
-		return refuse(providers.Invalid, "the spec does not fit: %w", err)
+		return refuse(providers.Invalid, "invalid spec: %w", err)
 	}
 	return nil
 }
@@ -294,7 +294,7 @@ func unmarked(ids map[string]string) (rest map[string]string, mark providers.Mar
 // marked returns external_ids with a mark, or without one when it is zero.
 func marked(ids map[string]string, mark providers.Mark) (map[string]string, error) {
 	if _, ok := ids[providers.MarkKey]; ok {
-		return nil, refuse(providers.Invalid, "external_ids cannot hold %s, which is converge's own", providers.MarkKey)
+		return nil, refuse(providers.Invalid, "external_ids cannot contain %s, which is reserved for converge", providers.MarkKey)
 	}
 	ids = filled(ids)
 	if !mark.IsZero() {

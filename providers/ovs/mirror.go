@@ -53,7 +53,7 @@ func (mirrors) list(v *view) ([]observed, error) {
 	for m := range all[vswitch.Mirror](v) {
 		b := v.mirrored(m)
 		if b == nil {
-			return nil, fmt.Errorf("mirror %s is of no bridge in the database", m.UUID)
+			return nil, fmt.Errorf("mirror %s does not belong to any bridge in the database", m.UUID)
 		}
 		ids, mark := unmarked(m.ExternalIDs)
 		s := spec.Mirror{
@@ -84,7 +84,7 @@ func (mirrors) create(v *view, c *change, name string, want schema.Object, mark 
 	case err != nil:
 		return err
 	case len(b.Mirrors) >= maxMirrors:
-		return refuse(providers.Invalid, "bridge %s has %d mirrors already, and Open vSwitch makes no more", b.Name, len(b.Mirrors))
+		return refuse(providers.Invalid, "bridge %s already has %d mirrors, and Open vSwitch supports no more", b.Name, len(b.Mirrors))
 	}
 	m.Name = name
 	c.absent(vswitch.MirrorTable, name)
@@ -101,7 +101,7 @@ func (mirrors) update(v *view, c *change, name string, want schema.Object, mark 
 	case err != nil:
 		return err
 	case b.UUID != v.mirrored(have).UUID:
-		return refuse(providers.Invalid, "bridge cannot change in place")
+		return refuse(providers.Invalid, "bridge cannot be changed in place")
 	}
 	c.unchanged(vswitch.MirrorTable, have.UUID, have, mirrorSettings...)
 	c.update(vswitch.MirrorTable, have.UUID, m, mirrorSettings...)
@@ -150,7 +150,7 @@ func wantedMirror(v *view, c *change, want schema.Object, mark providers.Mark) (
 	}
 	b := v.bridge(s.Bridge)
 	if b == nil {
-		return nil, nil, refuse(providers.Absent, "there is no bridge %s", s.Bridge)
+		return nil, nil, refuse(providers.Absent, "bridge %s does not exist", s.Bridge)
 	}
 	m := &vswitch.Mirror{
 		ExternalIDs: ids, OutputVLAN: narrow(s.OutputVLAN), SelectAll: value(s.SelectAll), SelectVLAN: ints(s.SelectVLAN), Snaplen: narrow(s.Snaplen),
@@ -179,11 +179,11 @@ func (c *change) needs(v *view, b *vswitch.Bridge, ports ...string) ([]string, e
 		p := v.port(name)
 		switch {
 		case p == nil:
-			return nil, refuse(providers.Absent, "there is no port %s", name)
+			return nil, refuse(providers.Absent, "port %s does not exist", name)
 		case !slices.Contains(b.Ports, p.UUID):
 			return nil, refuse(providers.Invalid, "port %s is not on bridge %s", name, b.Name)
 		}
-		c.guard(refuse(providers.Absent, "port %s was deleted just now", name),
+		c.guard(refuse(providers.Absent, "port %s has just been deleted", name),
 			vswitch.PortTable, uuidIs(p.UUID), ovsdb.WaitConditionEqual, ovsdb.Row{"name": name})
 		uuids = append(uuids, p.UUID)
 	}

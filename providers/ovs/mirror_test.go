@@ -79,7 +79,7 @@ func TestForeignMirrorsSurvive(t *testing.T) {
 		}
 		n.unchanged(func() {
 			for _, id := range foreign {
-				n.fails(n.delete("ovs.mirror", id), providers.Denied, "no mark")
+				n.fails(n.delete("ovs.mirror", id), providers.Denied, "no ownership mark")
 			}
 			n.fails(n.create("ovs.mirror", "m0", aMirror), providers.Exists, "a mirror of bridge br")
 			n.fails(n.delete("ovs.bridge", "br1"), providers.Invalid, "mirrors")
@@ -119,7 +119,7 @@ func TestMirrorOutlivesItsPorts(t *testing.T) {
 			t.Errorf("without its ports the mirror is observed as %v", th.Spec)
 		}
 		n.unchanged(func() {
-			n.fails(n.update("ovs.mirror", "m0", aMirror), providers.Absent, "there is no port")
+			n.fails(n.update("ovs.mirror", "m0", aMirror), providers.Absent, "port p0 does not exist")
 			n.fails(n.updateSeen("ovs.mirror", whole, nil), providers.Conflict)
 		})
 		n.must(n.create("ovs.port", "p0", aPort))
@@ -220,14 +220,14 @@ func TestRefusedMirrors(t *testing.T) {
 		n.unchanged(func() {
 			n.fails(n.create("ovs.mirror", "m0", aMirror), providers.Exists, "a mirror of bridge br0")
 			n.fails(n.create("ovs.mirror", "m1", with("colour", "red")), providers.Invalid, "colour")
-			n.fails(n.create("ovs.mirror", "m1", with("bridge", "br2")), providers.Absent, "no bridge br2")
+			n.fails(n.create("ovs.mirror", "m1", with("bridge", "br2")), providers.Absent, "bridge br2 does not exist")
 			n.fails(n.create("ovs.mirror", "m1", with("bridge", "br1")), providers.Invalid, "not on bridge br1")
-			n.fails(n.create("ovs.mirror", "m1", with("output_port", "nope")), providers.Absent, "no port nope")
-			n.fails(n.create("ovs.mirror", "m1", with("select_dst_ports", []any{"nope"})), providers.Absent, "no port nope")
+			n.fails(n.create("ovs.mirror", "m1", with("output_port", "nope")), providers.Absent, "port nope does not exist")
+			n.fails(n.create("ovs.mirror", "m1", with("select_dst_ports", []any{"nope"})), providers.Absent, "port nope does not exist")
 			n.fails(n.create("ovs.mirror", "m1", with("external_ids", map[string]any{providers.MarkKey: "x"})), providers.Invalid, providers.MarkKey)
 			n.fails(n.update("ovs.mirror", "m0", schema.Object{"snaplen": int64(1)}), providers.Invalid)
 			moved := schema.Object{"bridge": "br1", "select_src_ports": []any{}, "output_port": ""}
-			n.fails(n.update("ovs.mirror", "m0", moved), providers.Invalid, "bridge cannot change in place")
+			n.fails(n.update("ovs.mirror", "m0", moved), providers.Invalid, "bridge cannot be changed in place")
 		})
 		for i := 1; i < 32; i++ {
 			s.AddMirror(t, "br0", fmt.Sprintf("more-%d", i), ovsdb.Row{"output_vlan": 900})

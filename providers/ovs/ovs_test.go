@@ -149,7 +149,7 @@ func TestOpenRefuses(t *testing.T) {
 		"unix: is neither":  {Node: "gpu-01", Site: providertest.Site, Endpoint: "unix:"},
 		"ssl: is neither":   {Node: "gpu-01", Site: providertest.Site, Endpoint: "ssl:", TLS: &tls.Config{}},
 		"TLS configuration": {Node: "gpu-01", Site: providertest.Site, Endpoint: "ssl:127.0.0.1:6640"},
-		"connecting to":     {Node: "gpu-01", Site: providertest.Site, Endpoint: "unix:" + t.TempDir() + "/none.sock"},
+		"connect to unix:":  {Node: "gpu-01", Site: providertest.Site, Endpoint: "unix:" + t.TempDir() + "/none.sock"},
 	} {
 		p, err := ovs.Open(t.Context(), o)
 		if err == nil {

@@ -96,7 +96,7 @@ func (ports) create(v *view, c *change, name string, want schema.Object, mark pr
 	}
 	b := v.bridge(bridge)
 	if b == nil {
-		return refuse(providers.Absent, "there is no bridge %s", bridge)
+		return refuse(providers.Absent, "bridge %s does not exist", bridge)
 	}
 	c.present(b)
 	i.Name, p.Name, p.Interfaces = name, name, []string{"interface"}
@@ -120,7 +120,7 @@ func (ports) update(v *view, c *change, name string, want schema.Object, mark pr
 		return err
 	}
 	if bridge != v.bridgeOf(have).Name {
-		return refuse(providers.Invalid, "bridge cannot change in place")
+		return refuse(providers.Invalid, "bridge cannot be changed in place")
 	}
 	c.unchanged(vswitch.PortTable, have.UUID, have, slices.Concat(portSettings, []string{"interfaces"})...)
 	c.unchanged(vswitch.InterfaceTable, iface.UUID, iface, interfaceSettings...)
@@ -140,7 +140,7 @@ func (ports) remove(_ context.Context, v *view, c *change, name string) error {
 	c.unchanged(vswitch.InterfaceTable, i.UUID, i, slices.Concat(interfaceSettings, interfaceExtras)...)
 	extras := append(c.set(p, &vswitch.Port{}, portExtras), c.set(i, &vswitch.Interface{}, interfaceExtras)...)
 	if len(extras) > 0 {
-		return refuse(providers.Invalid, "others have set %s on port %s, which would be lost", strings.Join(extras, ", "), name)
+		return refuse(providers.Invalid, "%s set by another client on port %s would be lost", strings.Join(extras, ", "), name)
 	}
 	// The database silently removes a deleted port from every mirror.
 	b := v.bridgeOf(p)
@@ -148,7 +148,7 @@ func (ports) remove(_ context.Context, v *view, c *change, name string) error {
 	for m := range all[vswitch.Mirror](v) {
 		c.unchanged(vswitch.MirrorTable, m.UUID, m, selections.columns...)
 		if m.OutputPort != nil && *m.OutputPort == p.UUID || slices.Contains(m.SelectDstPort, p.UUID) || slices.Contains(m.SelectSrcPort, p.UUID) {
-			return refuse(providers.Invalid, "mirror %s refers to port %s, which would be lost", m.Name, name)
+			return refuse(providers.Invalid, "mirror %s refers to port %s: the reference would be lost", m.Name, name)
 		}
 	}
 	c.refer(vswitch.BridgeTable, b.UUID, "ports", ovsdb.MutateOperationDelete, p.UUID)
@@ -185,9 +185,9 @@ func phaseOf(i *vswitch.Interface) (providers.Phase, string) {
 	case i.Error != nil:
 		return providers.Failed, "ovs-vswitchd: " + *i.Error
 	case i.Ofport == nil:
-		return providers.Pending, "ovs-vswitchd did not make it; its log says why"
+		return providers.Pending, "ovs-vswitchd did not create it; see its log"
 	case *i.Ofport < 0:
-		return providers.Failed, "ovs-vswitchd could not make it; its log says why"
+		return providers.Failed, "ovs-vswitchd could not create it; see its log"
 	}
 	return providers.Ready, ""
 }
@@ -231,7 +231,7 @@ func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface)
 	}
 	if had.UUID != "" {
 		if f.Type != nil && *f.Type != cmp.Or(had.Type, "system") {
-			return nil, nil, "", refuse(providers.Invalid, "the type of an interface cannot change in place")
+			return nil, nil, "", refuse(providers.Invalid, "the type of an interface cannot be changed in place")
 		}
 		i.Type = had.Type
 	}

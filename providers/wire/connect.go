@@ -44,7 +44,7 @@ func Connect(ctx context.Context, conn grpc.ClientConnInterface) ([]*providers.P
 			strict := json.NewDecoder(bytes.NewReader(k.GetTraits()))
 			strict.DisallowUnknownFields()
 			if err := strict.Decode(&kinds[j].Traits); err != nil {
-				return nil, fmt.Errorf("the other side serves %s with traits that this version does not know (%w): use the same version on both sides", k.GetName(), err)
+				return nil, fmt.Errorf("the server offers %s with traits that this version does not know (%w): use the same version on both sides", k.GetName(), err)
 			}
 		}
 		ps[i] = providers.New(d.GetName(), d.GetScope(), nil, kinds...)

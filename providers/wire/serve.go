@@ -64,8 +64,8 @@ func (s *server) Describe(context.Context, *wirepb.DescribeRequest) (*wirepb.Des
 // guard turns a panic of a provider into the failure of a call.
 func (s *server) guard(call *wirepb.Failure, err *error) {
 	if p := recover(); p != nil {
-		s.log.Error("a provider panicked", "op", call.GetOp(), "kind", call.GetKind(), "ref", call.GetRef(), "stack", string(debug.Stack()))
-		call.Message = "the provider panicked; its log says where"
+		s.log.Error("provider panicked", "op", call.GetOp(), "kind", call.GetKind(), "ref", call.GetRef(), "stack", string(debug.Stack()))
+		call.Message = "the provider panicked; see its log"
 		*err = statusOf(call)
 	}
 }
@@ -168,7 +168,7 @@ func (s *server) change(ctx context.Context, op string, r *wirepb.CallRequest, v
 	defer s.guard(&wirepb.Failure{Op: op, Ref: r.GetRef(), Class: string(providers.Unknown)}, &err)
 	c, err := decodeCall(r)
 	if err != nil {
-		return "", status.Errorf(codes.InvalidArgument, "a call that cannot be read: %v", err)
+		return "", status.Errorf(codes.InvalidArgument, "the call could not be decoded: %v", err)
 	}
 	k, err := s.find(&wirepb.Where{Scope: c.Ref.Scope, Kind: c.Ref.Kind})
 	if err != nil {
@@ -227,7 +227,7 @@ func ask[T any](s *server, which *wirepb.Which, of func(*providers.Provider) fun
 		}
 		return answer, nil
 	}
-	return answer, status.Error(codes.NotFound, fmt.Sprintf("there is no provider %s in scope %s", which.GetName(), which.GetScope()))
+	return answer, status.Error(codes.NotFound, fmt.Sprintf("no provider named %s in scope %s", which.GetName(), which.GetScope()))
 }
 
 func (s *server) Fence(ctx context.Context, r *wirepb.FenceRequest) (*wirepb.FenceResponse, error) {

@@ -90,7 +90,7 @@ func (c *compiler) inline(v cue.Value) *check {
 	c.depth++
 	defer func() { c.depth-- }()
 	if c.depth > maxNesting {
-		c.misses(v, "nested too deep")
+		c.misses(v, "nested too deeply")
 		return &check{types: anything}
 	}
 	switch k := kindOf(v); k {

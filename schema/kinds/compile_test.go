@@ -69,7 +69,7 @@ func TestConstructs(t *testing.T) {
 		{name: "special first", fields: `a?: [string, ...int]`, opaque: "first elements"},
 		{name: "list with a default", fields: `a: *[1, 2] | [...int]`, opaque: "fixed length"},
 		{name: "order of texts", fields: `a?: <"m"`, opaque: "expression"},
-		{name: "field and pattern", fields: `a?: {[=~"^k"]: int, k1?: >5}`, opaque: "a pattern matches too"},
+		{name: "field and pattern", fields: `a?: {[=~"^k"]: int, k1?: >5}`, opaque: "a pattern also matches"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, k := thing(t, c.imports, c.fields)
@@ -127,7 +127,7 @@ func TestMalformedSchemas(t *testing.T) {
 		{"float", head + "a?: float\n}", []string{"x.thing.a", "use number"}},
 		{"conflict", head + "a?: int & string\n}", []string{"x.thing.a", "no value is allowed"}},
 		{"computed and there", head + "a: string @computed()\n}", []string{"x.thing.a", "optional"}},
-		{"secret in clear", head + "a?: string @secret()\n}", []string{"x/thing.cue:5", "x.thing.a", "@secret()", "nothing would seal it", "declare it as #Secret"}},
+		{"secret in clear", head + "a?: string @secret()\n}", []string{"x/thing.cue:5", "x.thing.a", "@secret()", "a document would contain the secret itself, unsealed", "declare it as #Secret"}},
 		{"secret in clear below", head + "a?: b?: [...{c?: =~\"^x\" @secret()}]\n}", []string{"x.thing.a.b[].c", "declare it as #Secret"}},
 		{"secrets in clear", head + "a?: [...string] @secret()\n}", []string{"x.thing.a", "declare it as #Secret"}},
 		{"list of secrets", head + "a?: [...#Secret] @secret()\n}", []string{"x.thing.a", "declare it as #Secret"}},
@@ -138,7 +138,7 @@ func TestMalformedSchemas(t *testing.T) {
 		{"two grammars", "#Site: x?: thing?: {[=~\"a\"]: {#Resource}, [=~\"b\"]: {#Resource}}", []string{"x.thing", "more than one grammar"}},
 		{"choice of kinds", head + "{b!: int} | {c!: int}\n}", []string{"x.thing", "does not embed #Resource"}},
 		{"tree", head + "a?: #Tree\n}\n#Tree: {n?: int, left?: #Tree}", []string{"x.thing.a.left", "structural cycle"}},
-		{"names beyond us", "#Site: x?: thing?: [<\"m\"]: {#Resource}", []string{"x/thing.cue:2", "kind x.thing", "in the names only CUE can judge"}},
+		{"names beyond us", "#Site: x?: thing?: [<\"m\"]: {#Resource}", []string{"x/thing.cue:2", "kind x.thing", "in names, only CUE can check"}},
 		{"on both", "#Site: x?: thing?: [#LabelName]: {#Resource}\n#Node: x?: thing?: [#LabelName]: {#Resource}", []string{"x.thing", "both"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestMalformedSchemas(t *testing.T) {
 	}
 	fsys := withCore(t, "")
 	fsys["core/core.cue"].Data = append(slices.Clone(fsys["core/core.cue"].Data), "\n#Document: site!: name!: <\"m\"\n"...)
-	if _, err := NewFrom(fsys); err == nil || !strings.Contains(err.Error(), "#Document: only CUE can judge") {
+	if _, err := NewFrom(fsys); err == nil || !strings.Contains(err.Error(), "#Document: only CUE can check") {
 		t.Errorf("a head that only CUE can judge: %v", err)
 	}
 	if _, err := NewFrom(fstest.MapFS{}); err == nil {
@@ -198,8 +198,8 @@ func TestKinds(t *testing.T) {
 				{Name: "id", Type: schema.String, Constraint: "string", Required: true},
 				{Name: "on", Type: schema.Bool, Constraint: "*false | bool", Default: false},
 			}}},
-			{Name: "password", Type: schema.Struct, Constraint: "#Secret", Secret: true, Doc: "A secret, by the place where it is found: env:NAME or file:PATH.",
-				Fields: []schema.Field{{Name: "from", Type: schema.String, Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true}}},
+			{Name: "password", Type: schema.Struct, Constraint: "#Secret", Secret: true, Doc: "A secret, by its source: env:NAME or file:PATH.",
+				Fields: []schema.Field{{Name: "from", Type: schema.String, Doc: "The source of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true}}},
 			{Name: "peer", Type: schema.String, Doc: "Its peer.", Constraint: "#LabelName", Required: true, Ref: "x.thing", Immutable: true},
 			{Name: "peers", Type: schema.List, Constraint: "[...#LabelName]", Set: true, Elem: &schema.Field{Type: schema.String, Constraint: "#LabelName", Ref: "x.thing",
 				Doc: "A label: lower-case letters, digits and inner hyphens, at most 63."}},

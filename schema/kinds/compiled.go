@@ -4,45 +4,45 @@
 
 package kinds
 
-var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "b142cebdf6f71d7cc377b9c2c547ba917298a06e8132a9a04f59bf3285095314", "core/core.cue": "13a3bda9d1f8c441ec16e778f5fd596cbe007b333b55f9b9e98cbb751b2c918f"}, doc: "A site is described by one document.", head: &object{members: []*member{
-	{name: "apiVersion", doc: "The version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
-	{name: "policy", doc: "What a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-		{name: "management", doc: "Traffic by which the site is managed, by a name for people: every security group that guards something must let it through, or the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
+var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "bfe381d038c8cfdc64f465b84b286b13761836e0e50ea42a40838f004b497143"}, doc: "A site is described by one document.", head: &object{members: []*member{
+	{name: "apiVersion", doc: "Version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
+	{name: "policy", doc: "Limits on what a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
+		{name: "management", doc: "Traffic used to manage the site, keyed by a descriptive name. Every security group in use must permit it; otherwise the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
 			{key: &checkLabelName, value: &checkTraffic},
 		}}}}},
-		{name: "max_destroy", doc: "A plan that deletes or replaces more is refused: a number of things, or a share of those recorded.", check: &check{types: isString, tests: []test{&pattern{text: "^([0-9]+|(100|[0-9]{1,2})%)$"}}}},
+		{name: "max_destroy", doc: "Maximum number of objects that a plan may delete or replace, or a percentage of the recorded objects. A plan that exceeds it is refused.", check: &check{types: isString, tests: []test{&pattern{text: "^([0-9]+|(100|[0-9]{1,2})%)$"}}}},
 	}}}}},
-	{name: "site", doc: "Which site, and which revision of its document.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-		{name: "id", doc: "The identity of the site. The ids of the things that converge makes derive from it, so it never changes.", check: &checkSiteID, required: true},
-		{name: "name", doc: "The name of the site, also the key prefix in the store.", check: &checkLabelName, required: true},
-		{name: "serial", doc: "Rises with every revision; left out, it is counted. The largest that a document may state is 2^52: half of the whole numbers that every reader of JSON takes exactly are left to revisions that are counted.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4503599627370496)}}}},
+	{name: "site", doc: "The site, and the revision of its document.", check: &check{types: isObject, tests: []test{&object{members: []*member{
+		{name: "id", doc: "Id of the site. The ids of the objects that converge creates are derived from it, so it never changes.", check: &checkSiteID, required: true},
+		{name: "name", doc: "Name of the site; also its key prefix in the store.", check: &checkLabelName, required: true},
+		{name: "serial", doc: "Revision of the document; increases with every revision. If unset, it is counted automatically. A document can set at most 2^52: this leaves half of the integers that every JSON reader handles exactly to revisions that are counted automatically.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4503599627370496)}}}},
 	}}}}, required: true},
 }}, nodeName: &checkNodeName}
 
-var checkCarbideCount = check{name: "#CarbideCount", doc: "A whole number of 32 bits.", types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4294967295)}}}
+var checkCarbideCount = check{name: "#CarbideCount", doc: "An unsigned 32-bit integer.", types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4294967295)}}}
 
-var checkCarbideDescription = check{name: "#CarbideDescription", doc: "What an object is for, in 1 to 1024 characters.", types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 1024}}}
+var checkCarbideDescription = check{name: "#CarbideDescription", doc: "The description of an object, of 1 to 1024 characters.", types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 1024}}}
 
-var checkCarbideMachineID = check{name: "#CarbideMachineID", doc: "The id of a host, made from the identity of its hardware: fm100, h, then t (TPM) or s (serial), then 52 characters.", types: isString, tests: []test{&pattern{text: "^fm100h[ts][0-9a-v]{52}$"}}}
+var checkCarbideMachineID = check{name: "#CarbideMachineID", doc: "The id of a host, derived from the identity of its hardware: fm100, h, then t (TPM) or s (serial), then 52 characters.", types: isString, tests: []test{&pattern{text: "^fm100h[ts][0-9a-v]{52}$"}}}
 
 var checkCarbideName = check{name: "#CarbideName", doc: "The name of a Carbide object: 2 to 128 letters, digits, dots, underscores and inner hyphens. The site's service shows it as the object's name.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9][A-Za-z0-9._-]{0,126}[A-Za-z0-9]$"}}}
 
-var checkCarbideOrg = check{name: "#CarbideOrg", doc: "The organization id of a tenant: 2 to 64 letters, digits, underscores and hyphens, no hyphen first.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_-]{1,63}$"}}}
+var checkCarbideOrg = check{name: "#CarbideOrg", doc: "The organization id of a tenant: 2 to 64 letters, digits, underscores and hyphens, not starting with a hyphen.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_-]{1,63}$"}}}
 
-var checkCarbideShortName = check{name: "#CarbideShortName", doc: "The name of a Carbide object whose service keeps less of it: 2 to 64 characters.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}[A-Za-z0-9]$"}}}
+var checkCarbideShortName = check{name: "#CarbideShortName", doc: "The name of a Carbide object for which the service stores shorter names: 2 to 64 characters.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}[A-Za-z0-9]$"}}}
 
-var checkCarbideText = check{name: "#CarbideText", doc: "Text that a machine reports about a part.", types: isString, tests: []test{&pattern{text: "^.{1,255}$"}}}
+var checkCarbideText = check{name: "#CarbideText", doc: "Text that a machine reports about a component.", types: isString, tests: []test{&pattern{text: "^.{1,255}$"}}}
 
-var checkDuration = check{name: "#Duration", doc: "A duration as Go writes it: 90s, 1h30m.", types: isString, tests: []test{&pattern{text: `^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`}}}
+var checkDuration = check{name: "#Duration", doc: "A duration in Go syntax: 90s, 1h30m.", types: isString, tests: []test{&pattern{text: `^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`}}}
 
-var checkExternal = check{name: "#External", doc: "A thing that exists and that others look after: it is referred to by its name here, as any resource is, and never created, changed, destroyed or recorded. It states nothing else.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "external", doc: "True: the one thing that is called so, looked up for every plan. Or its external id, where the name does not say which one it is, or where the far side cannot list the kind: the id is then taken as it is, and not checked.", check: &check{types: isBool | isObject, tests: []test{&anyOf{checks: []*check{
+var checkExternal = check{name: "#External", doc: "An existing object that is managed by others. The document refers to it by its name here, like any resource; it is never created, changed, deleted or recorded. It has no other fields.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "external", doc: "True: the only object with this name, looked up for every plan. Or the external id of the object, if the name does not identify it or the remote system cannot list the kind; in the latter case the id is used as it is and not checked.", check: &check{types: isBool | isObject, tests: []test{&anyOf{checks: []*check{
 		{types: isBool, tests: []test{&enum{values: []any{true}}}},
 		&checkExternalID,
 	}}}}, required: true},
 }}}}
 
-var checkExternalID = check{name: "#ExternalID", doc: "A thing by the id that the far side knows it by.", types: isObject, tests: []test{&object{members: []*member{
+var checkExternalID = check{name: "#ExternalID", doc: "An object, by its id in the remote system.", types: isObject, tests: []test{&object{members: []*member{
 	{name: "id", check: &check{types: isString, tests: []test{&pattern{text: "^[!-~]{1,255}$"}}}, required: true},
 }}}}
 
@@ -69,13 +69,13 @@ var checkMAC = check{name: "#MAC", doc: "A MAC address in lower case with colons
 
 var checkNodeName = check{name: "#NodeName", doc: `The name of a node: a label other than "site", which is the scope of the site itself.`, types: isString, tests: []test{&checkLabelName, not{value: "site"}}}
 
-var checkOVSMap = check{name: "#OVSMap", doc: "Keys and values as OVSDB keeps them. Keys are printable ASCII without spaces.", types: isObject, tests: []test{&object{patterns: []keyed{
+var checkOVSMap = check{name: "#OVSMap", doc: "Keys and values as stored in OVSDB. Keys are printable ASCII without spaces.", types: isObject, tests: []test{&object{patterns: []keyed{
 	{key: &check{types: isString, tests: []test{&pattern{text: "^[!-~]{1,255}$"}}}, value: &check{types: isString}},
 }}}}
 
 var checkOVSName = check{name: "#OVSName", doc: "The name of a bridge or port. It is also the name of a network interface, so it has at most 15 characters.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$"}}}
 
-var checkOVSVLAN = check{name: "#OVSVLAN", doc: "A VLAN id as OVSDB takes it; 0 is the absence of a VLAN.", types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4095)}}}
+var checkOVSVLAN = check{name: "#OVSVLAN", doc: "A VLAN id as stored in OVSDB; 0 means no VLAN.", types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4095)}}}
 
 var checkPort = check{name: "#Port", doc: "A TCP or UDP port.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(65535)}}}
 
@@ -86,41 +86,41 @@ var checkPrefix = check{name: "#Prefix", doc: "An IPv4 or IPv6 network, ADDRESS/
 
 var checkRef = check{name: "#Ref", doc: "A ref: SCOPE/KIND/NAME, for example site/carbide.vpc/prod or gpu-01/ovs.bridge/br-slice.", types: isString, tests: []test{&pattern{text: `^[a-z0-9-]+/[a-z0-9_]+\.[a-z0-9_]+/[^/]+$`}}}
 
-var checkSecret = check{name: "#Secret", doc: "A secret, by the place where it is found: env:NAME or file:PATH.", types: isObject, tests: []test{&object{members: []*member{
+var checkSecret = check{name: "#Secret", doc: "A secret, by its source: env:NAME or file:PATH.", types: isObject, tests: []test{&object{members: []*member{
 	{name: "from", check: &checkSecretPlace, required: true},
 }}}}
 
-var checkSecretPlace = check{name: "#SecretPlace", doc: "The place of a secret: env:NAME or file:PATH.", types: isString, tests: []test{&pattern{text: "^(env|file):.+"}}}
+var checkSecretPlace = check{name: "#SecretPlace", doc: "The source of a secret: env:NAME or file:PATH.", types: isString, tests: []test{&pattern{text: "^(env|file):.+"}}}
 
 var checkSiteID = check{name: "#SiteID", doc: "A UUID in lower case, not all zeros.", types: isString, tests: []test{&checkUUID, &pattern{text: "[1-9a-f]"}}}
 
-var checkTraffic = check{name: "#Traffic", doc: "Packets from somewhere to somewhere.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "direction", doc: "Whether they come in to what is guarded, or go out from it.", check: &check{types: isString, tests: []test{&enum{values: []any{"ingress", "egress"}}}}, filled: true, fill: "ingress"},
-	{name: "dst_prefix", doc: "Where they go; everywhere of the IP version of src_prefix when left out.", check: &checkPrefix},
-	{name: "port", doc: "The port that they go to, with TCP and UDP.", check: &checkPort},
-	{name: "protocol", doc: "Their protocol.", check: &check{types: isString, tests: []test{&enum{values: []any{"tcp", "udp", "icmp", "icmp6"}}}}, filled: true, fill: "tcp"},
-	{name: "src_prefix", doc: "Where they come from.", check: &checkPrefix, required: true},
+var checkTraffic = check{name: "#Traffic", doc: "Traffic from a source to a destination.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "direction", doc: "Whether the traffic enters or leaves what the security group guards.", check: &check{types: isString, tests: []test{&enum{values: []any{"ingress", "egress"}}}}, filled: true, fill: "ingress"},
+	{name: "dst_prefix", doc: "Destination network. If unset, every address of the IP version of src_prefix.", check: &checkPrefix},
+	{name: "port", doc: "Destination port, for TCP and UDP.", check: &checkPort},
+	{name: "protocol", doc: "Protocol of the traffic.", check: &check{types: isString, tests: []test{&enum{values: []any{"tcp", "udp", "icmp", "icmp6"}}}}, filled: true, fill: "tcp"},
+	{name: "src_prefix", doc: "Source network.", check: &checkPrefix, required: true},
 }}}}
 
 var checkUUID = check{name: "#UUID", doc: "A UUID in lower case.", types: isString, tests: []test{&pattern{text: "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"}}}
 
 var checkVNI = check{name: "#VNI", doc: "A VXLAN network identifier, 24 bits.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(16777215)}}}
 
-var memberDependsOn = member{name: "depends_on", doc: "Resources that must be there before this one, beside those that its fields refer to.", check: &check{types: isList, tests: []test{&list{elem: &checkRef}}}}
+var memberDependsOn = member{name: "depends_on", doc: "Refs of resources that must exist before this one, in addition to those that its fields refer to.", check: &check{types: isList, tests: []test{&list{elem: &checkRef}}}}
 
-var memberDescription = member{name: "description", doc: "What it is for; at most 1024 bytes.", check: &checkCarbideDescription}
+var memberDescription = member{name: "description", doc: "Description of the object; at most 1024 bytes.", check: &checkCarbideDescription}
 
-var memberLabels = member{name: "labels", doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", check: &checkLabels}
+var memberLabels = member{name: "labels", doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", check: &checkLabels}
 
-var memberLifecycle = member{name: "lifecycle", doc: "How converge may treat the resource.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "adopt", doc: "Whether a thing that is already there may become the resource: never (the default), or when its natural key is the same.", check: &check{types: isString, tests: []test{&enum{values: []any{"never", "match"}}}}},
-	{name: "id", doc: "The external id of the thing that becomes the resource, where its name does not say which one it is. It counts until the thing is taken over, which keeps the name that it has.", check: &check{types: isString, tests: []test{&pattern{text: "^[!-~]{1,255}$"}}}},
-	{name: "ignore", doc: "Paths below the resource that are never compared: fields, those within them, and keys of maps, such as labels.env. What is there stays as it is, whether the document states it or not, and is no drift.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: `^[^.\s]+(\.[^.\s]+)*$`}}}}}}},
-	{name: "on_remove", doc: "What happens when the resource leaves the document: the thing is deleted (the default), left alone and forgotten, or the plan is refused.", check: &check{types: isString, tests: []test{&enum{values: []any{"delete", "forget", "refuse"}}}}},
-	{name: "protect", doc: "Refuse any plan that deletes or replaces the thing.", check: &check{types: isBool}},
+var memberLifecycle = member{name: "lifecycle", doc: "How converge manages the resource.", check: &check{types: isObject, tests: []test{&object{members: []*member{
+	{name: "adopt", doc: "Whether an existing object may be adopted as the resource: never (the default), or if its natural key matches (match).", check: &check{types: isString, tests: []test{&enum{values: []any{"never", "match"}}}}},
+	{name: "id", doc: "External id of the object to adopt, if its name does not identify it. Used until the object is adopted; the object keeps its name.", check: &check{types: isString, tests: []test{&pattern{text: "^[!-~]{1,255}$"}}}},
+	{name: "ignore", doc: "Paths within the resource that are never compared: fields, nested fields, and keys of maps, such as labels.env. Existing values are left unchanged, whether or not the document sets them, and are not drift.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: `^[^.\s]+(\.[^.\s]+)*$`}}}}}}},
+	{name: "on_remove", doc: "What happens when the resource is removed from the document: the object is deleted (delete, the default), the resource is removed from state and the object stays (forget), or the plan is refused (refuse).", check: &check{types: isString, tests: []test{&enum{values: []any{"delete", "forget", "refuse"}}}}},
+	{name: "protect", doc: "Refuse any plan that deletes or replaces the object.", check: &check{types: isBool}},
 }}}}}
 
-var memberTimeouts = member{name: "timeouts", doc: "Waits that replace those of the kind.", check: &check{types: isObject, tests: []test{&object{members: []*member{
+var memberTimeouts = member{name: "timeouts", doc: "Timeouts that override those of the kind.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 	{name: "create", check: &checkDuration},
 	{name: "delete", check: &checkDuration},
 	{name: "update", check: &checkDuration},

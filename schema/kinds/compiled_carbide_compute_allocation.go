@@ -7,22 +7,22 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideComputeAllocation, "carbide/compute_allocation.cue", "b4f60237a842de1006160c8450bc9e43c66384f790fdb69b8a92caa8ebd745a8")
+	compiledFiles.add(&kindCarbideComputeAllocation, "carbide/compute_allocation.cue", "0e4cf095bc58f6be8835ba0f1148073570a142654a1109e1e464fcf40ca3e86e")
 }
 
-var kindCarbideComputeAllocation = kind{Kind: schema.Kind{Name: "carbide.compute_allocation", Doc: "A compute allocation promises a tenant a number of machines of a type. Its name is unique in the tenant. Whether an instance beyond it is refused is up to the site's configuration.", Fields: []schema.Field{
-	{Name: "count", Type: "int", Doc: "How many machines. The allocations of a type may not exceed the machines that belong to it, and what the tenant's instances use cannot be taken away.", Constraint: "int & >=0 & <=100000", Required: true},
-	{Name: "description", Type: "string", Doc: "What it is for; at most 256 characters.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(256)"},
-	{Name: "instance_type", Type: "string", Doc: "The type of the machines.", Constraint: "#CarbideName", Required: true, Ref: "carbide.instance_type", Immutable: true},
-	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
-	{Name: "tenant", Type: "string", Doc: "The tenant that the machines are for.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
+var kindCarbideComputeAllocation = kind{Kind: schema.Kind{Name: "carbide.compute_allocation", Doc: "A compute allocation grants a tenant a number of machines of an instance type. Its name is unique within the tenant. Whether an instance beyond the allocation is refused depends on the site's configuration.", Fields: []schema.Field{
+	{Name: "count", Type: "int", Doc: "Number of machines. The allocations of a type cannot exceed the machines that belong to it, and cannot be reduced below what the tenant's instances use.", Constraint: "int & >=0 & <=100000", Required: true},
+	{Name: "description", Type: "string", Doc: "Description of the allocation; at most 256 characters.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(256)"},
+	{Name: "instance_type", Type: "string", Doc: "Name of the instance type of the machines.", Constraint: "#CarbideName", Required: true, Ref: "carbide.instance_type", Immutable: true},
+	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "tenant", Type: "string", Doc: "Name of the tenant that the machines are allocated to.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "count", doc: "How many machines. The allocations of a type may not exceed the machines that belong to it, and what the tenant's instances use cannot be taken away.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(100000)}}}, required: true},
+	{name: "count", doc: "Number of machines. The allocations of a type cannot exceed the machines that belong to it, and cannot be reduced below what the tenant's instances use.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(100000)}}}, required: true},
 	&memberDependsOn,
-	{name: "description", doc: "What it is for; at most 256 characters.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 256}}}},
-	{name: "instance_type", doc: "The type of the machines.", check: &checkCarbideName, required: true},
-	{name: "labels", doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", check: &checkLabels},
+	{name: "description", doc: "Description of the allocation; at most 256 characters.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 256}}}},
+	{name: "instance_type", doc: "Name of the instance type of the machines.", check: &checkCarbideName, required: true},
+	{name: "labels", doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", check: &checkLabels},
 	&memberLifecycle,
-	{name: "tenant", doc: "The tenant that the machines are for.", check: &checkCarbideOrg, required: true},
+	{name: "tenant", doc: "Name of the tenant that the machines are allocated to.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

@@ -7,56 +7,56 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideDpuExtensionService, "carbide/dpu_extension_service.cue", "a6d96bad8c884653e0c5e9fba75d09dd05e07a5f843730c62990dcb711581308")
+	compiledFiles.add(&kindCarbideDpuExtensionService, "carbide/dpu_extension_service.cue", "f54e7e4dee8014b2b559abe139061386271c08d9ea6dc18068c4cb0e65b600f2")
 }
 
-var checkCarbideObservability = check{name: "#CarbideObservability", doc: "One thing that is collected from a pod: exactly one of prometheus and logging.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "logging", doc: "A file of the pod that is read.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-		{name: "path", doc: "Its path.", check: &check{types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_/.@-]{1,128}$"}}}, required: true},
+var checkCarbideObservability = check{name: "#CarbideObservability", doc: "Data that is collected from a pod: exactly one of prometheus and logging.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "logging", doc: "Log file of the pod to read.", check: &check{types: isObject, tests: []test{&object{members: []*member{
+		{name: "path", doc: "Path of the file.", check: &check{types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_/.@-]{1,128}$"}}}, required: true},
 	}}}}},
-	{name: "name", doc: "What it is called.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,64}$"}}}},
-	{name: "prometheus", doc: "Metrics that are fetched.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-		{name: "endpoint", doc: "Where, as HOST:PORT; the service takes no dots.", check: &check{types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9:-]{1,128}$"}}}, required: true},
-		{name: "scrape_interval_seconds", doc: "How often.", check: &checkCarbideCount, required: true},
+	{name: "name", doc: "Name of the entry.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,64}$"}}}},
+	{name: "prometheus", doc: "Metrics to scrape.", check: &check{types: isObject, tests: []test{&object{members: []*member{
+		{name: "endpoint", doc: "Endpoint to scrape, as HOST:PORT; the service accepts no dots.", check: &check{types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9:-]{1,128}$"}}}, required: true},
+		{name: "scrape_interval_seconds", doc: "Scrape interval, in seconds.", check: &checkCarbideCount, required: true},
 	}}}}},
 }}}}
 
-var kindCarbideDpuExtensionService = kind{Kind: schema.Kind{Name: "carbide.dpu_extension_service", Doc: "A DPU extension service is a pod that instances may have run on their DPUs. What it runs comes in versions, of which instances pin one: a change of manifest or credential makes another, and the old ones stay. Its name is taken in its tenant for ever, upper and lower case being the same: the service refuses to make one again under a name that one had that was deleted.", Fields: []schema.Field{
-	{Name: "active_versions", Type: "list", Doc: "The versions that instances may have, the newest first.", Constraint: "[...string]", Computed: true, Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "description", Type: "string", Doc: "What it is for.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(256)"},
-	{Name: "manifest", Type: "string", Doc: "The manifest of the pod, YAML or JSON, at most 64 KiB. Another way to write the same manifest is refused.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(65536)", Required: true},
-	{Name: "observability", Type: "list", Doc: "What is collected from the pod, in at most 20 ways. The service changes it only together with the manifest or the credential.", Constraint: "[...#CarbideObservability]", Elem: &schema.Field{Type: "struct", Doc: "One thing that is collected from a pod: exactly one of prometheus and logging.", Constraint: "#CarbideObservability", Fields: []schema.Field{
-		{Name: "logging", Type: "struct", Doc: "A file of the pod that is read.", Fields: []schema.Field{
-			{Name: "path", Type: "string", Doc: "Its path.", Constraint: `=~"^[A-Za-z0-9_/.@-]{1,128}$"`, Required: true},
+var kindCarbideDpuExtensionService = kind{Kind: schema.Kind{Name: "carbide.dpu_extension_service", Doc: "A DPU extension service is a pod that instances can run on their DPUs. The workload is versioned, and instances pin a version: a change of manifest or credential creates a new version, and the old ones stay. The name is reserved within its tenant forever, case-insensitively: the service refuses to create another under the name of a deleted one.", Fields: []schema.Field{
+	{Name: "active_versions", Type: "list", Doc: "Versions that instances can use, newest first.", Constraint: "[...string]", Computed: true, Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "description", Type: "string", Doc: "Description of the service.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(256)"},
+	{Name: "manifest", Type: "string", Doc: "Manifest of the pod, YAML or JSON, at most 64 KiB. Writing the same manifest in another form is refused.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(65536)", Required: true},
+	{Name: "observability", Type: "list", Doc: "Metrics and logs that are collected from the pod; at most 20 entries. The service changes them only together with the manifest or the credential.", Constraint: "[...#CarbideObservability]", Elem: &schema.Field{Type: "struct", Doc: "Data that is collected from a pod: exactly one of prometheus and logging.", Constraint: "#CarbideObservability", Fields: []schema.Field{
+		{Name: "logging", Type: "struct", Doc: "Log file of the pod to read.", Fields: []schema.Field{
+			{Name: "path", Type: "string", Doc: "Path of the file.", Constraint: `=~"^[A-Za-z0-9_/.@-]{1,128}$"`, Required: true},
 		}},
-		{Name: "name", Type: "string", Doc: "What it is called.", Constraint: `=~"^[ -~]{1,64}$"`},
-		{Name: "prometheus", Type: "struct", Doc: "Metrics that are fetched.", Fields: []schema.Field{
-			{Name: "endpoint", Type: "string", Doc: "Where, as HOST:PORT; the service takes no dots.", Constraint: `=~"^[A-Za-z0-9:-]{1,128}$"`, Required: true},
-			{Name: "scrape_interval_seconds", Type: "int", Doc: "How often.", Constraint: "#CarbideCount", Required: true},
+		{Name: "name", Type: "string", Doc: "Name of the entry.", Constraint: `=~"^[ -~]{1,64}$"`},
+		{Name: "prometheus", Type: "struct", Doc: "Metrics to scrape.", Fields: []schema.Field{
+			{Name: "endpoint", Type: "string", Doc: "Endpoint to scrape, as HOST:PORT; the service accepts no dots.", Constraint: `=~"^[A-Za-z0-9:-]{1,128}$"`, Required: true},
+			{Name: "scrape_interval_seconds", Type: "int", Doc: "Scrape interval, in seconds.", Constraint: "#CarbideCount", Required: true},
 		}},
 	}}},
-	{Name: "registry", Type: "struct", Doc: "The registry that images come from, and all below it, for example nvcr.io/nvforge. All three parts of the credential, or none. They are kept as secrets because the service never shows them.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
+	{Name: "registry", Type: "struct", Doc: "Registry that images are pulled from, including everything below it, for example nvcr.io/nvforge. Set all three parts of the credential, or none. They are kept as secrets because the service never returns them.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
+		{Name: "from", Type: "string", Doc: "The source of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
-	{Name: "registry_password", Type: "struct", Doc: "The user's password.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
+	{Name: "registry_password", Type: "struct", Doc: "Password of the user.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
+		{Name: "from", Type: "string", Doc: "The source of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
-	{Name: "registry_username", Type: "struct", Doc: "The user at the registry.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
+	{Name: "registry_username", Type: "struct", Doc: "Username at the registry.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
+		{Name: "from", Type: "string", Doc: "The source of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
-	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
-	{Name: "version", Type: "string", Doc: "The version that a change of the service has made last.", Constraint: "string", Computed: true},
+	{Name: "tenant", Type: "string", Doc: "Name of the tenant that owns the service.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
+	{Name: "version", Type: "string", Doc: "Version created by the latest change of the service.", Constraint: "string", Computed: true},
 }}, name: &checkCarbideShortName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "active_versions", doc: "The versions that instances may have, the newest first.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}, computed: true},
+	{name: "active_versions", doc: "Versions that instances can use, newest first.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}, computed: true},
 	&memberDependsOn,
-	{name: "description", doc: "What it is for.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 256}}}},
+	{name: "description", doc: "Description of the service.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 256}}}},
 	&memberLifecycle,
-	{name: "manifest", doc: "The manifest of the pod, YAML or JSON, at most 64 KiB. Another way to write the same manifest is refused.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 65536}}}, required: true},
-	{name: "observability", doc: "What is collected from the pod, in at most 20 ways. The service changes it only together with the manifest or the credential.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideObservability}}}},
-	{name: "registry", doc: "The registry that images come from, and all below it, for example nvcr.io/nvforge. All three parts of the credential, or none. They are kept as secrets because the service never shows them.", check: &checkSecret, secret: true},
-	{name: "registry_password", doc: "The user's password.", check: &checkSecret, secret: true},
-	{name: "registry_username", doc: "The user at the registry.", check: &checkSecret, secret: true},
-	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
+	{name: "manifest", doc: "Manifest of the pod, YAML or JSON, at most 64 KiB. Writing the same manifest in another form is refused.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 65536}}}, required: true},
+	{name: "observability", doc: "Metrics and logs that are collected from the pod; at most 20 entries. The service changes them only together with the manifest or the credential.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideObservability}}}},
+	{name: "registry", doc: "Registry that images are pulled from, including everything below it, for example nvcr.io/nvforge. Set all three parts of the credential, or none. They are kept as secrets because the service never returns them.", check: &checkSecret, secret: true},
+	{name: "registry_password", doc: "Password of the user.", check: &checkSecret, secret: true},
+	{name: "registry_username", doc: "Username at the registry.", check: &checkSecret, secret: true},
+	{name: "tenant", doc: "Name of the tenant that owns the service.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
-	{name: "version", doc: "The version that a change of the service has made last.", check: &check{types: isString}, computed: true},
+	{name: "version", doc: "Version created by the latest change of the service.", check: &check{types: isString}, computed: true},
 }}}}, external: &checkExternal}

@@ -7,36 +7,36 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideExpectedPowerShelf, "carbide/expected_power_shelf.cue", "50f549220091353b43000fb6790698728c9c23ca31938c41cdbafbed4a95e71f")
+	compiledFiles.add(&kindCarbideExpectedPowerShelf, "carbide/expected_power_shelf.cue", "d86c365c68f4c9d71a30f18f8a5a83ba9b397710eb94a00cd7e25d527419f691")
 }
 
-var kindCarbideExpectedPowerShelf = kind{Kind: schema.Kind{Name: "carbide.expected_power_shelf", Doc: "An expected power shelf is one that the site is to find: who its BMC is, and how to get in. One that was found can only be deleted after the site has forgotten the shelf.", Fields: []schema.Field{
-	{Name: "bmc_endpoint", Type: "string", Doc: "Where the BMC was found.", Constraint: "string", Computed: true},
-	{Name: "bmc_ip_address", Type: "string", Doc: "The address of the BMC; when left out the site gives it one. One that the BMC has already stays in use.", Constraint: "#IP"},
-	{Name: "bmc_mac_address", Type: "string", Doc: "The hardware address of its BMC, which tells it from all others.", Constraint: "#MAC", Required: true, Immutable: true},
-	{Name: "bmc_password", Type: "struct", Doc: "The BMC's password; at most 255 characters.", Constraint: "#Secret", Required: true, Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
+var kindCarbideExpectedPowerShelf = kind{Kind: schema.Kind{Name: "carbide.expected_power_shelf", Doc: "An expected power shelf describes a power shelf that the site should discover. It identifies the shelf's BMC and how to log in to it. Once the shelf has been discovered, the entry can be deleted only after the site has forgotten the shelf.", Fields: []schema.Field{
+	{Name: "bmc_endpoint", Type: "string", Doc: "Address at which the BMC was discovered.", Constraint: "string", Computed: true},
+	{Name: "bmc_ip_address", Type: "string", Doc: "Address of the BMC. If unset, the site assigns one. An address that the BMC already has stays in use.", Constraint: "#IP"},
+	{Name: "bmc_mac_address", Type: "string", Doc: "MAC address of the BMC; unique among all BMCs.", Constraint: "#MAC", Required: true, Immutable: true},
+	{Name: "bmc_password", Type: "struct", Doc: "Password of the BMC; at most 255 characters.", Constraint: "#Secret", Required: true, Secret: true, Fields: []schema.Field{
+		{Name: "from", Type: "string", Doc: "The source of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
-	{Name: "bmc_retain_credentials", Type: "bool", Doc: "Whether the site goes on with these instead of choosing a password of its own.", Constraint: "*false | bool", Default: false},
-	{Name: "bmc_username", Type: "string", Doc: "The BMC's user.", Constraint: `=~"^[ -~]{1,16}$"`, Required: true},
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
-	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
-	{Name: "power_shelf", Type: "string", Doc: "The power shelf that was found, by id.", Constraint: "string", Computed: true},
-	{Name: "rack_id", Type: "string", Doc: "The rack that it stands in; at most 64 characters.", Constraint: `=~"^.{1,64}$"`},
-	{Name: "shelf_serial_number", Type: "string", Doc: "The serial number, by which the site tells which shelf was found.", Constraint: `=~"^[ -~]{1,32}$"`, Required: true},
+	{Name: "bmc_retain_credentials", Type: "bool", Doc: "Whether the site keeps these credentials instead of choosing a password of its own.", Constraint: "*false | bool", Default: false},
+	{Name: "bmc_username", Type: "string", Doc: "Username of the BMC.", Constraint: `=~"^[ -~]{1,16}$"`, Required: true},
+	{Name: "description", Type: "string", Doc: "Description of the object; at most 1024 bytes.", Constraint: "#CarbideDescription"},
+	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "power_shelf", Type: "string", Doc: "Id of the power shelf that was discovered.", Constraint: "string", Computed: true},
+	{Name: "rack_id", Type: "string", Doc: "Id of the rack that the shelf is in; at most 64 characters.", Constraint: `=~"^.{1,64}$"`},
+	{Name: "shelf_serial_number", Type: "string", Doc: "Serial number of the shelf, by which the site identifies the shelf that was discovered.", Constraint: `=~"^[ -~]{1,32}$"`, Required: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "bmc_endpoint", doc: "Where the BMC was found.", check: &check{types: isString}, computed: true},
-	{name: "bmc_ip_address", doc: "The address of the BMC; when left out the site gives it one. One that the BMC has already stays in use.", check: &checkIP},
-	{name: "bmc_mac_address", doc: "The hardware address of its BMC, which tells it from all others.", check: &checkMAC, required: true},
-	{name: "bmc_password", doc: "The BMC's password; at most 255 characters.", check: &checkSecret, required: true, secret: true},
-	{name: "bmc_retain_credentials", doc: "Whether the site goes on with these instead of choosing a password of its own.", check: &check{types: isBool}, filled: true, fill: false},
-	{name: "bmc_username", doc: "The BMC's user.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,16}$"}}}, required: true},
+	{name: "bmc_endpoint", doc: "Address at which the BMC was discovered.", check: &check{types: isString}, computed: true},
+	{name: "bmc_ip_address", doc: "Address of the BMC. If unset, the site assigns one. An address that the BMC already has stays in use.", check: &checkIP},
+	{name: "bmc_mac_address", doc: "MAC address of the BMC; unique among all BMCs.", check: &checkMAC, required: true},
+	{name: "bmc_password", doc: "Password of the BMC; at most 255 characters.", check: &checkSecret, required: true, secret: true},
+	{name: "bmc_retain_credentials", doc: "Whether the site keeps these credentials instead of choosing a password of its own.", check: &check{types: isBool}, filled: true, fill: false},
+	{name: "bmc_username", doc: "Username of the BMC.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,16}$"}}}, required: true},
 	&memberDependsOn,
 	&memberDescription,
 	&memberLabels,
 	&memberLifecycle,
-	{name: "power_shelf", doc: "The power shelf that was found, by id.", check: &check{types: isString}, computed: true},
-	{name: "rack_id", doc: "The rack that it stands in; at most 64 characters.", check: &check{types: isString, tests: []test{&pattern{text: "^.{1,64}$"}}}},
-	{name: "shelf_serial_number", doc: "The serial number, by which the site tells which shelf was found.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,32}$"}}}, required: true},
+	{name: "power_shelf", doc: "Id of the power shelf that was discovered.", check: &check{types: isString}, computed: true},
+	{name: "rack_id", doc: "Id of the rack that the shelf is in; at most 64 characters.", check: &check{types: isString, tests: []test{&pattern{text: "^.{1,64}$"}}}},
+	{name: "shelf_serial_number", doc: "Serial number of the shelf, by which the site identifies the shelf that was discovered.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,32}$"}}}, required: true},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

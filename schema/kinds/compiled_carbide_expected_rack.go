@@ -7,18 +7,18 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideExpectedRack, "carbide/expected_rack.cue", "81d9ea92c015f67b75a6967e559b7013b5e02b3d26d89bcdd0f0f9fd99986d6c")
+	compiledFiles.add(&kindCarbideExpectedRack, "carbide/expected_rack.cue", "6914d791de0bc469264081584607b49f443cc7a72f014ac053b4ca519a38bab6")
 }
 
-var kindCarbideExpectedRack = kind{Kind: schema.Kind{Name: "carbide.expected_rack", Doc: "An expected rack is one that the site is to find: its profile says which hardware stands in it. Its name is the rack's id, which the rack_id of machines, switches and power shelves is. The site makes the rack itself when it finds the first of them, and not before the rack is expected.", Fields: []schema.Field{
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
-	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
-	{Name: "profile", Type: "string", Doc: "The rack's profile, by the name that the site's configuration gives it; at most 256 characters.", Constraint: `=~"^[ -~]{1,256}$"`, Required: true},
+var kindCarbideExpectedRack = kind{Kind: schema.Kind{Name: "carbide.expected_rack", Doc: "An expected rack describes a rack that the site should discover. Its profile defines the hardware in the rack. Its name is the id of the rack, which machines, switches and power shelves set as their rack_id. The site creates the rack itself when it discovers the first of them, and not before the rack is expected.", Fields: []schema.Field{
+	{Name: "description", Type: "string", Doc: "Description of the object; at most 1024 bytes.", Constraint: "#CarbideDescription"},
+	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "profile", Type: "string", Doc: "Name of the rack's profile in the site's configuration; at most 256 characters.", Constraint: `=~"^[ -~]{1,256}$"`, Required: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	&memberDependsOn,
 	&memberDescription,
 	&memberLabels,
 	&memberLifecycle,
-	{name: "profile", doc: "The rack's profile, by the name that the site's configuration gives it; at most 256 characters.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,256}$"}}}, required: true},
+	{name: "profile", doc: "Name of the rack's profile in the site's configuration; at most 256 characters.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,256}$"}}}, required: true},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

@@ -7,46 +7,46 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideExpectedSwitch, "carbide/expected_switch.cue", "bfdb44c2066e69c08416344e42b3d45382dc8b0435edcb1fc81d33b821762966")
+	compiledFiles.add(&kindCarbideExpectedSwitch, "carbide/expected_switch.cue", "3678d1e4710df1421e00ff4db9ed93179a54ffbdd682a48a640b36f4acefd837")
 }
 
-var kindCarbideExpectedSwitch = kind{Kind: schema.Kind{Name: "carbide.expected_switch", Doc: "An expected switch is one that the site is to find: who its BMC is, and how to get in. One that was found can only be deleted after the site has forgotten the switch.", Fields: []schema.Field{
-	{Name: "bmc_endpoint", Type: "string", Doc: "Where the BMC was found.", Constraint: "string", Computed: true},
-	{Name: "bmc_ip_address", Type: "string", Doc: "The address of the BMC; when left out the site gives it one. One that the BMC has already stays in use.", Constraint: "#IP"},
-	{Name: "bmc_mac_address", Type: "string", Doc: "The hardware address of its BMC, which tells it from all others.", Constraint: "#MAC", Required: true, Immutable: true},
-	{Name: "bmc_password", Type: "struct", Doc: "The BMC's password; at most 16 characters.", Constraint: "#Secret", Required: true, Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
+var kindCarbideExpectedSwitch = kind{Kind: schema.Kind{Name: "carbide.expected_switch", Doc: "An expected switch describes a switch that the site should discover. It identifies the switch's BMC and how to log in to it. Once the switch has been discovered, the entry can be deleted only after the site has forgotten the switch.", Fields: []schema.Field{
+	{Name: "bmc_endpoint", Type: "string", Doc: "Address at which the BMC was discovered.", Constraint: "string", Computed: true},
+	{Name: "bmc_ip_address", Type: "string", Doc: "Address of the BMC. If unset, the site assigns one. An address that the BMC already has stays in use.", Constraint: "#IP"},
+	{Name: "bmc_mac_address", Type: "string", Doc: "MAC address of the BMC; unique among all BMCs.", Constraint: "#MAC", Required: true, Immutable: true},
+	{Name: "bmc_password", Type: "struct", Doc: "Password of the BMC; at most 16 characters.", Constraint: "#Secret", Required: true, Secret: true, Fields: []schema.Field{
+		{Name: "from", Type: "string", Doc: "The source of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
-	{Name: "bmc_retain_credentials", Type: "bool", Doc: "Whether the site goes on with these instead of choosing a password of its own.", Constraint: "*false | bool", Default: false},
-	{Name: "bmc_username", Type: "string", Doc: "The BMC's user.", Constraint: `=~"^[ -~]{1,16}$"`, Required: true},
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
-	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
-	{Name: "nvos_ip_address", Type: "string", Doc: "The address of its management interface; needs exactly one of nvos_mac_addresses.", Constraint: "#IP"},
-	{Name: "nvos_mac_addresses", Type: "list", Doc: "The hardware addresses of its management interfaces. The site writes down what it finds, so leave them out unless it cannot.", Constraint: "[...#MAC]", Set: true, Elem: &schema.Field{Type: "string", Doc: "A MAC address in lower case with colons.", Constraint: "#MAC"}},
-	{Name: "nvos_password", Type: "struct", Doc: "The password of that user; at most 64 characters.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
+	{Name: "bmc_retain_credentials", Type: "bool", Doc: "Whether the site keeps these credentials instead of choosing a password of its own.", Constraint: "*false | bool", Default: false},
+	{Name: "bmc_username", Type: "string", Doc: "Username of the BMC.", Constraint: `=~"^[ -~]{1,16}$"`, Required: true},
+	{Name: "description", Type: "string", Doc: "Description of the object; at most 1024 bytes.", Constraint: "#CarbideDescription"},
+	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "nvos_ip_address", Type: "string", Doc: "Address of the switch's management interface; requires exactly one entry in nvos_mac_addresses.", Constraint: "#IP"},
+	{Name: "nvos_mac_addresses", Type: "list", Doc: "MAC addresses of the switch's management interfaces. The site records those that it finds, so leave them unset unless it cannot find them.", Constraint: "[...#MAC]", Set: true, Elem: &schema.Field{Type: "string", Doc: "A MAC address in lower case with colons.", Constraint: "#MAC"}},
+	{Name: "nvos_password", Type: "struct", Doc: "Password of that user; at most 64 characters.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
+		{Name: "from", Type: "string", Doc: "The source of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
-	{Name: "nvos_username", Type: "string", Doc: "The user of its operating system, NVOS.", Constraint: `=~"^[ -~]{1,64}$"`},
-	{Name: "rack_id", Type: "string", Doc: "The rack that it stands in; at most 64 characters.", Constraint: `=~"^.{1,64}$"`},
-	{Name: "switch", Type: "string", Doc: "The switch that was found, by id.", Constraint: "string", Computed: true},
-	{Name: "switch_serial_number", Type: "string", Doc: "The serial number.", Constraint: `=~"^[ -~]{1,32}$"`, Required: true},
+	{Name: "nvos_username", Type: "string", Doc: "Username of the switch's operating system, NVOS.", Constraint: `=~"^[ -~]{1,64}$"`},
+	{Name: "rack_id", Type: "string", Doc: "Id of the rack that the switch is in; at most 64 characters.", Constraint: `=~"^.{1,64}$"`},
+	{Name: "switch", Type: "string", Doc: "Id of the switch that was discovered.", Constraint: "string", Computed: true},
+	{Name: "switch_serial_number", Type: "string", Doc: "Serial number of the switch.", Constraint: `=~"^[ -~]{1,32}$"`, Required: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "bmc_endpoint", doc: "Where the BMC was found.", check: &check{types: isString}, computed: true},
-	{name: "bmc_ip_address", doc: "The address of the BMC; when left out the site gives it one. One that the BMC has already stays in use.", check: &checkIP},
-	{name: "bmc_mac_address", doc: "The hardware address of its BMC, which tells it from all others.", check: &checkMAC, required: true},
-	{name: "bmc_password", doc: "The BMC's password; at most 16 characters.", check: &checkSecret, required: true, secret: true},
-	{name: "bmc_retain_credentials", doc: "Whether the site goes on with these instead of choosing a password of its own.", check: &check{types: isBool}, filled: true, fill: false},
-	{name: "bmc_username", doc: "The BMC's user.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,16}$"}}}, required: true},
+	{name: "bmc_endpoint", doc: "Address at which the BMC was discovered.", check: &check{types: isString}, computed: true},
+	{name: "bmc_ip_address", doc: "Address of the BMC. If unset, the site assigns one. An address that the BMC already has stays in use.", check: &checkIP},
+	{name: "bmc_mac_address", doc: "MAC address of the BMC; unique among all BMCs.", check: &checkMAC, required: true},
+	{name: "bmc_password", doc: "Password of the BMC; at most 16 characters.", check: &checkSecret, required: true, secret: true},
+	{name: "bmc_retain_credentials", doc: "Whether the site keeps these credentials instead of choosing a password of its own.", check: &check{types: isBool}, filled: true, fill: false},
+	{name: "bmc_username", doc: "Username of the BMC.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,16}$"}}}, required: true},
 	&memberDependsOn,
 	&memberDescription,
 	&memberLabels,
 	&memberLifecycle,
-	{name: "nvos_ip_address", doc: "The address of its management interface; needs exactly one of nvos_mac_addresses.", check: &checkIP},
-	{name: "nvos_mac_addresses", doc: "The hardware addresses of its management interfaces. The site writes down what it finds, so leave them out unless it cannot.", check: &check{types: isList, tests: []test{&list{elem: &checkMAC}}}},
-	{name: "nvos_password", doc: "The password of that user; at most 64 characters.", check: &checkSecret, secret: true},
-	{name: "nvos_username", doc: "The user of its operating system, NVOS.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,64}$"}}}},
-	{name: "rack_id", doc: "The rack that it stands in; at most 64 characters.", check: &check{types: isString, tests: []test{&pattern{text: "^.{1,64}$"}}}},
-	{name: "switch", doc: "The switch that was found, by id.", check: &check{types: isString}, computed: true},
-	{name: "switch_serial_number", doc: "The serial number.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,32}$"}}}, required: true},
+	{name: "nvos_ip_address", doc: "Address of the switch's management interface; requires exactly one entry in nvos_mac_addresses.", check: &checkIP},
+	{name: "nvos_mac_addresses", doc: "MAC addresses of the switch's management interfaces. The site records those that it finds, so leave them unset unless it cannot find them.", check: &check{types: isList, tests: []test{&list{elem: &checkMAC}}}},
+	{name: "nvos_password", doc: "Password of that user; at most 64 characters.", check: &checkSecret, secret: true},
+	{name: "nvos_username", doc: "Username of the switch's operating system, NVOS.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,64}$"}}}},
+	{name: "rack_id", doc: "Id of the rack that the switch is in; at most 64 characters.", check: &check{types: isString, tests: []test{&pattern{text: "^.{1,64}$"}}}},
+	{name: "switch", doc: "Id of the switch that was discovered.", check: &check{types: isString}, computed: true},
+	{name: "switch_serial_number", doc: "Serial number of the switch.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,32}$"}}}, required: true},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

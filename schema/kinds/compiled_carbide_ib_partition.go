@@ -7,26 +7,26 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideIbPartition, "carbide/ib_partition.cue", "751e0ce09c5430eb293e3f49ca36391283ef2d595cead96841e39942f6744221")
+	compiledFiles.add(&kindCarbideIbPartition, "carbide/ib_partition.cue", "a3ede34e2a9e3e4e36251e61ee581e5e15eac8ee042b99b373996e0fb81f4f49")
 }
 
 var checkCarbidePKey = check{name: "#CarbidePKey", doc: "A partition key: 0x and hexadecimal digits in lower case, without leading zeros, from 0x1 to 0x7fff.", types: isString, tests: []test{&pattern{text: "^0x([1-9a-f][0-9a-f]{0,2}|[1-7][0-9a-f]{3})$"}}}
 
-var kindCarbideIbPartition = kind{Kind: schema.Kind{Name: "carbide.ib_partition", Doc: "An InfiniBand partition keeps the ports of a tenant's instances on the InfiniBand fabric to themselves. A tenant has at most 31, counting those that are still being deleted, unless the site says otherwise. It cannot be deleted while an instance uses it, and stays listed until the fabric has forgotten it.", Fields: []schema.Field{
-	{Name: "allocated_pkey", Type: "string", Doc: "The partition key in use.", Constraint: "#CarbidePKey", Computed: true},
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
-	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
-	{Name: "pkey", Type: "string", Doc: "The partition key to ask for, 0x1 to 0x7fff, from the site's range for such requests; when left out the site chooses.", Constraint: "#CarbidePKey", Immutable: true},
-	{Name: "state", Type: "string", Doc: "How far it has come: provisioning, ready, failed, terminating.", Constraint: "string", Computed: true},
-	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
+var kindCarbideIbPartition = kind{Kind: schema.Kind{Name: "carbide.ib_partition", Doc: "An InfiniBand partition isolates the InfiniBand ports of a tenant's instances. A tenant has at most 31, including those that are being deleted, unless the site sets another limit. A partition cannot be deleted while an instance uses it, and stays listed until the fabric has removed it.", Fields: []schema.Field{
+	{Name: "allocated_pkey", Type: "string", Doc: "Partition key in use.", Constraint: "#CarbidePKey", Computed: true},
+	{Name: "description", Type: "string", Doc: "Description of the object; at most 1024 bytes.", Constraint: "#CarbideDescription"},
+	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "pkey", Type: "string", Doc: "Partition key to request, 0x1 to 0x7fff, from the site's range for such requests. If unset, the site chooses one.", Constraint: "#CarbidePKey", Immutable: true},
+	{Name: "state", Type: "string", Doc: "State of the partition: provisioning, ready, failed, terminating.", Constraint: "string", Computed: true},
+	{Name: "tenant", Type: "string", Doc: "Name of the tenant that owns the partition.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "allocated_pkey", doc: "The partition key in use.", check: &checkCarbidePKey, computed: true},
+	{name: "allocated_pkey", doc: "Partition key in use.", check: &checkCarbidePKey, computed: true},
 	&memberDependsOn,
 	&memberDescription,
 	&memberLabels,
 	&memberLifecycle,
-	{name: "pkey", doc: "The partition key to ask for, 0x1 to 0x7fff, from the site's range for such requests; when left out the site chooses.", check: &checkCarbidePKey},
-	{name: "state", doc: "How far it has come: provisioning, ready, failed, terminating.", check: &check{types: isString}, computed: true},
-	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
+	{name: "pkey", doc: "Partition key to request, 0x1 to 0x7fff, from the site's range for such requests. If unset, the site chooses one.", check: &checkCarbidePKey},
+	{name: "state", doc: "State of the partition: provisioning, ready, failed, terminating.", check: &check{types: isString}, computed: true},
+	{name: "tenant", doc: "Name of the tenant that owns the partition.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

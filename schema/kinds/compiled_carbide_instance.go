@@ -7,202 +7,202 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideInstance, "carbide/instance.cue", "5b85c55856354eaf8ad665cf91250604950b8b6425712773224cd0f8d80f5155")
+	compiledFiles.add(&kindCarbideInstance, "carbide/instance.cue", "92192a721133f0608d65939a169ecfb0979601e2eef01e0fc4052c4829fb59c0")
 }
 
-var checkCarbideIBInterface = check{name: "#CarbideIBInterface", doc: "A port of an instance on InfiniBand.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "device", doc: `The model of the device, as the host reports it: "MT2910 Family [ConnectX-7]".`, check: &checkCarbideText, required: true},
-	{name: "device_instance", doc: "Which of the devices of that model, in the order of their slots.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(255)}}}, filled: true, fill: int64(0)},
-	{name: "ib_partition", doc: "The partition that it is in.", check: &checkCarbideName, required: true},
-	{name: "vendor", doc: "Who makes it; for people.", check: &checkCarbideText},
+var checkCarbideIBInterface = check{name: "#CarbideIBInterface", doc: "An InfiniBand port of an instance.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "device", doc: `Model of the device, as reported by the host: "MT2910 Family [ConnectX-7]".`, check: &checkCarbideText, required: true},
+	{name: "device_instance", doc: "Index of the device among those of the same model, in slot order.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(255)}}}, filled: true, fill: int64(0)},
+	{name: "ib_partition", doc: "Name of the partition that the port is in.", check: &checkCarbideName, required: true},
+	{name: "vendor", doc: "Vendor of the device; informational only.", check: &checkCarbideText},
 }}}}
 
-var checkCarbideIBInterfaceStatus = check{name: "#CarbideIBInterfaceStatus", doc: "What a port on InfiniBand got.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "guid", doc: "The identity of the port.", check: &check{types: isString}},
-	{name: "lid", doc: "Its local address.", check: &check{types: isInt}},
-	{name: "pf_guid", doc: "The identity of the device.", check: &check{types: isString}},
+var checkCarbideIBInterfaceStatus = check{name: "#CarbideIBInterfaceStatus", doc: "Status of an InfiniBand port.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "guid", doc: "GUID of the port.", check: &check{types: isString}},
+	{name: "lid", doc: "Local identifier (LID) of the port.", check: &check{types: isInt}},
+	{name: "pf_guid", doc: "GUID of the device.", check: &check{types: isString}},
 }}}}
 
 var checkCarbideInstanceOS = check{name: "#CarbideInstanceOS", doc: "What an instance boots: exactly one of ipxe, os_image and operating_system.", types: isObject, tests: []test{&object{members: []*member{
 	{name: "ipxe", doc: "An iPXE script.", check: &check{types: isString, tests: []test{&pattern{text: `[^\s\v\x85\p{Z}]`}}}},
-	{name: "operating_system", doc: "An entry of the site's library of operating systems, made from a template. An entry that is a plain script reads back as that script: write it as ipxe.", check: &checkCarbideName},
-	{name: "os_image", doc: "An image of the site.", check: &checkCarbideName},
-	{name: "phone_home_enabled", doc: "Whether the instance counts as ready only after it has called the site.", check: &check{types: isBool}, filled: true, fill: false},
-	{name: "run_provisioning_instructions_on_every_boot", doc: "Whether every boot runs the provisioning instructions, not just the first.", check: &check{types: isBool}, filled: true, fill: false},
-	{name: "user_data", doc: "What the operating system gets at its first boot, such as cloud-config.", check: &check{types: isString, tests: []test{&pattern{text: "."}}}},
+	{name: "operating_system", doc: "Name of an entry of the site's library of operating systems that was created from a template. An entry that is a plain script reads back as that script: set ipxe instead.", check: &checkCarbideName},
+	{name: "os_image", doc: "Name of an OS image of the site.", check: &checkCarbideName},
+	{name: "phone_home_enabled", doc: "Whether the instance counts as ready only after it has phoned home to the site.", check: &check{types: isBool}, filled: true, fill: false},
+	{name: "run_provisioning_instructions_on_every_boot", doc: "Whether every boot runs the provisioning instructions, not only the first.", check: &check{types: isBool}, filled: true, fill: false},
+	{name: "user_data", doc: "User data that the operating system gets at its first boot, such as cloud-config.", check: &check{types: isString, tests: []test{&pattern{text: "."}}}},
 }}}}
 
 var checkCarbideInstanceService = check{name: "#CarbideInstanceService", doc: "A service that runs on the DPUs of an instance.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "service", doc: "The service, once in an instance.", check: &checkCarbideName, required: true},
-	{name: "version", doc: "Which version of it, by number: the first is 1, and each change of the service's workload makes the next.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(2147483647)}}}, required: true},
+	{name: "service", doc: "Name of the service; at most once per instance.", check: &checkCarbideName, required: true},
+	{name: "version", doc: "Number of the version to run: the first is 1, and each change of the service's workload creates the next.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(2147483647)}}}, required: true},
 }}}}
 
-var checkCarbideInstanceServiceStatus = check{name: "#CarbideInstanceServiceStatus", doc: "How far a service is.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "removed", doc: "Since when it is on its way out.", check: &check{types: isString}},
-	{name: "service", doc: "The service, by id.", check: &check{types: isString}},
-	{name: "status", doc: "What its DPUs report: unknown, pending, running, terminating, terminated, failed, error.", check: &check{types: isString}},
-	{name: "version", doc: "Which version of it.", check: &check{types: isInt}},
+var checkCarbideInstanceServiceStatus = check{name: "#CarbideInstanceServiceStatus", doc: "Status of a service.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "removed", doc: "Time at which the removal of the service started.", check: &check{types: isString}},
+	{name: "service", doc: "Id of the service.", check: &check{types: isString}},
+	{name: "status", doc: "Status reported by the DPUs: unknown, pending, running, terminating, terminated, failed, error.", check: &check{types: isString}},
+	{name: "version", doc: "Version of the service.", check: &check{types: isInt}},
 }}}}
 
-var checkCarbideInterface = check{name: "#CarbideInterface", doc: "One interface of an instance, on exactly one of segment and vpc_prefix.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "anycast_prefixes", doc: "Anycast networks that the instance may announce here.", check: &check{types: isList, tests: []test{&list{elem: &checkPrefix}}}},
-	{name: "device", doc: "The model of the network device; the first one when left out.", check: &checkCarbideText},
-	{name: "device_instance", doc: "Which of the devices of that model.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(255)}}}, filled: true, fill: int64(0)},
-	{name: "function", doc: "A physical function, one per device, or a virtual one.", check: &check{types: isString, tests: []test{&enum{values: []any{"physical", "virtual"}}}}, filled: true, fill: "physical"},
-	{name: "ip_address", doc: "The address to ask for, only with vpc_prefix: the odd one of a /31 or /127.", check: &checkIP},
-	{name: "ipv6", doc: "A second, IPv6 link network.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-		{name: "ip_address", doc: "The address to ask for.", check: &checkIPv6},
-		{name: "vpc_prefix", doc: "The block from which the site cuts it.", check: &checkCarbideName, required: true},
+var checkCarbideInterface = check{name: "#CarbideInterface", doc: "A network interface of an instance, on exactly one of segment and vpc_prefix.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "anycast_prefixes", doc: "Anycast prefixes that the instance may announce on this interface.", check: &check{types: isList, tests: []test{&list{elem: &checkPrefix}}}},
+	{name: "device", doc: "Model of the network device. If unset, the first one.", check: &checkCarbideText},
+	{name: "device_instance", doc: "Index of the device among those of the same model.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(255)}}}, filled: true, fill: int64(0)},
+	{name: "function", doc: "Whether the interface is a physical function, one per device, or a virtual function.", check: &check{types: isString, tests: []test{&enum{values: []any{"physical", "virtual"}}}}, filled: true, fill: "physical"},
+	{name: "ip_address", doc: "Address to request, only with vpc_prefix: the odd address of a /31 or /127.", check: &checkIP},
+	{name: "ipv6", doc: "Second link network, for IPv6.", check: &check{types: isObject, tests: []test{&object{members: []*member{
+		{name: "ip_address", doc: "Address to request.", check: &checkIPv6},
+		{name: "vpc_prefix", doc: "Name of the VPC prefix from which the site allocates the link network.", check: &checkCarbideName, required: true},
 	}}}}},
-	{name: "segment", doc: "The segment that it is on; at most one interface of an instance is on a segment.", check: &checkCarbideName},
-	{name: "virtual_function_id", doc: "The number of the virtual function; needed for virtual ones, unique in the instance.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(15)}}}},
-	{name: "vpc_prefix", doc: "The block from which the site cuts its link network.", check: &checkCarbideName},
+	{name: "segment", doc: "Name of the segment that the interface is on; at most one interface of an instance is on a segment.", check: &checkCarbideName},
+	{name: "virtual_function_id", doc: "Number of the virtual function; required for virtual functions, unique within the instance.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(15)}}}},
+	{name: "vpc_prefix", doc: "Name of the VPC prefix from which the site allocates the link network of the interface.", check: &checkCarbideName},
 }}}}
 
-var checkCarbideInterfaceStatus = check{name: "#CarbideInterfaceStatus", doc: "What an interface got.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "addresses", doc: "Its addresses.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}},
-	{name: "gateways", doc: "The routers.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}},
-	{name: "mac_address", doc: "Its hardware address.", check: &check{types: isString}},
-	{name: "prefixes", doc: "The networks that the addresses are of.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}},
+var checkCarbideInterfaceStatus = check{name: "#CarbideInterfaceStatus", doc: "Status of a network interface.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "addresses", doc: "Addresses of the interface.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}},
+	{name: "gateways", doc: "Addresses of the gateways.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}},
+	{name: "mac_address", doc: "MAC address of the interface.", check: &check{types: isString}},
+	{name: "prefixes", doc: "Prefixes that the addresses belong to.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}},
 }}}}
 
 var checkCarbideNVLinkGPU = check{name: "#CarbideNVLinkGPU", doc: "A GPU of an instance.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "gpu", doc: "Which GPU, by the number of its module.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(255)}}}, required: true},
-	{name: "logical_partition", doc: "The partition that it is in; none when left out.", check: &checkCarbideName},
+	{name: "gpu", doc: "Module number of the GPU.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(255)}}}, required: true},
+	{name: "logical_partition", doc: "Name of the partition that the GPU is in. If unset, none.", check: &checkCarbideName},
 }}}}
 
-var checkCarbideNVLinkGPUStatus = check{name: "#CarbideNVLinkGPUStatus", doc: "Where a GPU is.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "domain", doc: "The NVLink domain of its host.", check: &check{types: isString}},
-	{name: "gpu_guid", doc: "The identity of the GPU.", check: &check{types: isString}},
-	{name: "logical_partition", doc: "The logical partition that it is in, by id.", check: &check{types: isString}},
+var checkCarbideNVLinkGPUStatus = check{name: "#CarbideNVLinkGPUStatus", doc: "Status of a GPU.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "domain", doc: "NVLink domain of the host.", check: &check{types: isString}},
+	{name: "gpu_guid", doc: "GUID of the GPU.", check: &check{types: isString}},
+	{name: "logical_partition", doc: "Id of the logical partition that the GPU is in.", check: &check{types: isString}},
 }}}}
 
-var checkCarbideSpxAttachment = check{name: "#CarbideSpxAttachment", doc: "A port of an instance on Spectrum-X.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "device", doc: "The model of the device.", check: &checkCarbideText, required: true},
-	{name: "device_instance", doc: "Which of the devices of that model.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(255)}}}, filled: true, fill: int64(0)},
-	{name: "spx_partition", doc: "The partition that it is in.", check: &checkCarbideName, required: true},
-	{name: "type", doc: "How the guest gets it: the device itself, or behind a virtual switch.", check: &check{types: isString, tests: []test{&enum{values: []any{"physical", "ovn"}}}}, filled: true, fill: "physical"},
+var checkCarbideSpxAttachment = check{name: "#CarbideSpxAttachment", doc: "A Spectrum-X port of an instance.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "device", doc: "Model of the device.", check: &checkCarbideText, required: true},
+	{name: "device_instance", doc: "Index of the device among those of the same model.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(255)}}}, filled: true, fill: int64(0)},
+	{name: "spx_partition", doc: "Name of the partition that the port is in.", check: &checkCarbideName, required: true},
+	{name: "type", doc: "How the guest accesses the device: directly (physical), or through a virtual switch (ovn).", check: &check{types: isString, tests: []test{&enum{values: []any{"physical", "ovn"}}}}, filled: true, fill: "physical"},
 }}}}
 
-var checkCarbideSpxAttachmentStatus = check{name: "#CarbideSpxAttachmentStatus", doc: "What a port on Spectrum-X got.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "ip_address", doc: "Its address.", check: &check{types: isString}},
-	{name: "mac_address", doc: "Its hardware address.", check: &check{types: isString}},
-	{name: "partition", doc: "The partition that it is in, by id.", check: &check{types: isString}},
+var checkCarbideSpxAttachmentStatus = check{name: "#CarbideSpxAttachmentStatus", doc: "Status of a Spectrum-X port.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "ip_address", doc: "IP address of the port.", check: &check{types: isString}},
+	{name: "mac_address", doc: "MAC address of the port.", check: &check{types: isString}},
+	{name: "partition", doc: "Id of the partition that the port is in.", check: &check{types: isString}},
 }}}}
 
-var kindCarbideInstance = kind{Kind: schema.Kind{Name: "carbide.instance", Doc: "An instance is a machine in the hands of a tenant. A new one takes many minutes; a machine that was given back is cleaned for minutes to hours before it can be used again.", Fields: []schema.Field{
-	{Name: "auto_network", Type: "bool", Doc: "Whether the site chooses the interfaces: needed on hosts without a managed DPU, refused on others.", Constraint: "*false | bool", Default: false, Immutable: true},
-	{Name: "auto_vpc", Type: "string", Doc: "With auto_network, the flat VPC that the instance joins. From v2.0 on the service refuses auto_network without it; before, it knew none.", Constraint: "#CarbideName", Ref: "carbide.vpc", Immutable: true},
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
-	{Name: "dpu_extension_service_status", Type: "list", Doc: "How far the services are, those that are on their way out too.", Constraint: "[...#CarbideInstanceServiceStatus]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "How far a service is.", Constraint: "#CarbideInstanceServiceStatus", Fields: []schema.Field{
-		{Name: "removed", Type: "string", Doc: "Since when it is on its way out.", Constraint: "string"},
-		{Name: "service", Type: "string", Doc: "The service, by id.", Constraint: "string"},
-		{Name: "status", Type: "string", Doc: "What its DPUs report: unknown, pending, running, terminating, terminated, failed, error.", Constraint: "string"},
-		{Name: "version", Type: "int", Doc: "Which version of it.", Constraint: "int"},
+var kindCarbideInstance = kind{Kind: schema.Kind{Name: "carbide.instance", Doc: "An instance is a machine assigned to a tenant. Creating one takes many minutes; a machine that was released is cleaned for minutes to hours before it can be used again.", Fields: []schema.Field{
+	{Name: "auto_network", Type: "bool", Doc: "Whether the site chooses the interfaces. Required on hosts without a managed DPU, refused on others.", Constraint: "*false | bool", Default: false, Immutable: true},
+	{Name: "auto_vpc", Type: "string", Doc: "Name of the flat VPC that the instance joins, with auto_network. Since v2.0, the service refuses auto_network without it; earlier versions do not support it.", Constraint: "#CarbideName", Ref: "carbide.vpc", Immutable: true},
+	{Name: "description", Type: "string", Doc: "Description of the object; at most 1024 bytes.", Constraint: "#CarbideDescription"},
+	{Name: "dpu_extension_service_status", Type: "list", Doc: "Status of the services, including those that are being removed.", Constraint: "[...#CarbideInstanceServiceStatus]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "Status of a service.", Constraint: "#CarbideInstanceServiceStatus", Fields: []schema.Field{
+		{Name: "removed", Type: "string", Doc: "Time at which the removal of the service started.", Constraint: "string"},
+		{Name: "service", Type: "string", Doc: "Id of the service.", Constraint: "string"},
+		{Name: "status", Type: "string", Doc: "Status reported by the DPUs: unknown, pending, running, terminating, terminated, failed, error.", Constraint: "string"},
+		{Name: "version", Type: "int", Doc: "Version of the service.", Constraint: "int"},
 	}}},
-	{Name: "dpu_extension_services", Type: "list", Doc: "Services that run on its DPUs; none on hosts without a managed one.", Constraint: "[...#CarbideInstanceService]", Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "A service that runs on the DPUs of an instance.", Constraint: "#CarbideInstanceService", Fields: []schema.Field{
-		{Name: "service", Type: "string", Doc: "The service, once in an instance.", Constraint: "#CarbideName", Required: true, Ref: "carbide.dpu_extension_service"},
-		{Name: "version", Type: "int", Doc: "Which version of it, by number: the first is 1, and each change of the service's workload makes the next.", Constraint: "int & >=1 & <=2147483647", Required: true},
+	{Name: "dpu_extension_services", Type: "list", Doc: "Services that run on the DPUs of the instance; none on hosts without a managed DPU.", Constraint: "[...#CarbideInstanceService]", Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "A service that runs on the DPUs of an instance.", Constraint: "#CarbideInstanceService", Fields: []schema.Field{
+		{Name: "service", Type: "string", Doc: "Name of the service; at most once per instance.", Constraint: "#CarbideName", Required: true, Ref: "carbide.dpu_extension_service"},
+		{Name: "version", Type: "int", Doc: "Number of the version to run: the first is 1, and each change of the service's workload creates the next.", Constraint: "int & >=1 & <=2147483647", Required: true},
 	}}},
-	{Name: "hostname", Type: "string", Doc: "The host name, unique in the tenant.", Constraint: "#LabelName", Immutable: true},
-	{Name: "infiniband", Type: "list", Doc: "Its ports on InfiniBand, in order. Each is the whole device: the service has no virtual functions there.", Constraint: "[...#CarbideIBInterface]", Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "A port of an instance on InfiniBand.", Constraint: "#CarbideIBInterface", Fields: []schema.Field{
-		{Name: "device", Type: "string", Doc: `The model of the device, as the host reports it: "MT2910 Family [ConnectX-7]".`, Constraint: "#CarbideText", Required: true},
-		{Name: "device_instance", Type: "int", Doc: "Which of the devices of that model, in the order of their slots.", Constraint: "*0 | (int & >=0 & <=255)", Default: int64(0)},
-		{Name: "ib_partition", Type: "string", Doc: "The partition that it is in.", Constraint: "#CarbideName", Required: true, Ref: "carbide.ib_partition"},
-		{Name: "vendor", Type: "string", Doc: "Who makes it; for people.", Constraint: "#CarbideText"},
+	{Name: "hostname", Type: "string", Doc: "Host name, unique within the tenant.", Constraint: "#LabelName", Immutable: true},
+	{Name: "infiniband", Type: "list", Doc: "InfiniBand ports of the instance, in order. Each is a whole device: the service has no virtual functions on InfiniBand.", Constraint: "[...#CarbideIBInterface]", Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "An InfiniBand port of an instance.", Constraint: "#CarbideIBInterface", Fields: []schema.Field{
+		{Name: "device", Type: "string", Doc: `Model of the device, as reported by the host: "MT2910 Family [ConnectX-7]".`, Constraint: "#CarbideText", Required: true},
+		{Name: "device_instance", Type: "int", Doc: "Index of the device among those of the same model, in slot order.", Constraint: "*0 | (int & >=0 & <=255)", Default: int64(0)},
+		{Name: "ib_partition", Type: "string", Doc: "Name of the partition that the port is in.", Constraint: "#CarbideName", Required: true, Ref: "carbide.ib_partition"},
+		{Name: "vendor", Type: "string", Doc: "Vendor of the device; informational only.", Constraint: "#CarbideText"},
 	}}},
-	{Name: "infiniband_status", Type: "list", Doc: "What the ports on InfiniBand got, in the order of infiniband.", Constraint: "[...#CarbideIBInterfaceStatus]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "What a port on InfiniBand got.", Constraint: "#CarbideIBInterfaceStatus", Fields: []schema.Field{
-		{Name: "guid", Type: "string", Doc: "The identity of the port.", Constraint: "string"},
-		{Name: "lid", Type: "int", Doc: "Its local address.", Constraint: "int"},
-		{Name: "pf_guid", Type: "string", Doc: "The identity of the device.", Constraint: "string"},
+	{Name: "infiniband_status", Type: "list", Doc: "Status of the InfiniBand ports, in the order of infiniband.", Constraint: "[...#CarbideIBInterfaceStatus]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "Status of an InfiniBand port.", Constraint: "#CarbideIBInterfaceStatus", Fields: []schema.Field{
+		{Name: "guid", Type: "string", Doc: "GUID of the port.", Constraint: "string"},
+		{Name: "lid", Type: "int", Doc: "Local identifier (LID) of the port.", Constraint: "int"},
+		{Name: "pf_guid", Type: "string", Doc: "GUID of the device.", Constraint: "string"},
 	}}},
-	{Name: "instance_type", Type: "string", Doc: "The type that the machine must belong to.", Constraint: "#CarbideName", Ref: "carbide.instance_type", Immutable: true},
-	{Name: "interface_status", Type: "list", Doc: "What the interfaces got, in the order of interfaces.", Constraint: "[...#CarbideInterfaceStatus]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "What an interface got.", Constraint: "#CarbideInterfaceStatus", Fields: []schema.Field{
-		{Name: "addresses", Type: "list", Doc: "Its addresses.", Constraint: "[...string]", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-		{Name: "gateways", Type: "list", Doc: "The routers.", Constraint: "[...string]", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-		{Name: "mac_address", Type: "string", Doc: "Its hardware address.", Constraint: "string"},
-		{Name: "prefixes", Type: "list", Doc: "The networks that the addresses are of.", Constraint: "[...string]", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "instance_type", Type: "string", Doc: "Name of the instance type that the machine must belong to.", Constraint: "#CarbideName", Ref: "carbide.instance_type", Immutable: true},
+	{Name: "interface_status", Type: "list", Doc: "Status of the interfaces, in the order of interfaces.", Constraint: "[...#CarbideInterfaceStatus]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "Status of a network interface.", Constraint: "#CarbideInterfaceStatus", Fields: []schema.Field{
+		{Name: "addresses", Type: "list", Doc: "Addresses of the interface.", Constraint: "[...string]", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "gateways", Type: "list", Doc: "Addresses of the gateways.", Constraint: "[...string]", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "mac_address", Type: "string", Doc: "MAC address of the interface.", Constraint: "string"},
+		{Name: "prefixes", Type: "list", Doc: "Prefixes that the addresses belong to.", Constraint: "[...string]", Elem: &schema.Field{Type: "string", Constraint: "string"}},
 	}}},
-	{Name: "interfaces", Type: "list", Doc: "Its interfaces, in order; none with auto_network.", Constraint: "[...#CarbideInterface]", Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "One interface of an instance, on exactly one of segment and vpc_prefix.", Constraint: "#CarbideInterface", Fields: []schema.Field{
-		{Name: "anycast_prefixes", Type: "list", Doc: "Anycast networks that the instance may announce here.", Constraint: "[...#Prefix]", Set: true, Elem: &schema.Field{Type: "string", Doc: "An IPv4 or IPv6 network, ADDRESS/BITS.", Constraint: "#Prefix"}},
-		{Name: "device", Type: "string", Doc: "The model of the network device; the first one when left out.", Constraint: "#CarbideText"},
-		{Name: "device_instance", Type: "int", Doc: "Which of the devices of that model.", Constraint: "*0 | (int & >=0 & <=255)", Default: int64(0)},
-		{Name: "function", Type: "string", Doc: "A physical function, one per device, or a virtual one.", Constraint: `*"physical" | "virtual"`, Default: "physical"},
-		{Name: "ip_address", Type: "string", Doc: "The address to ask for, only with vpc_prefix: the odd one of a /31 or /127.", Constraint: "#IP"},
-		{Name: "ipv6", Type: "struct", Doc: "A second, IPv6 link network.", Fields: []schema.Field{
-			{Name: "ip_address", Type: "string", Doc: "The address to ask for.", Constraint: "#IPv6"},
-			{Name: "vpc_prefix", Type: "string", Doc: "The block from which the site cuts it.", Constraint: "#CarbideName", Required: true, Ref: "carbide.vpc_prefix"},
+	{Name: "interfaces", Type: "list", Doc: "Network interfaces of the instance, in order; none with auto_network.", Constraint: "[...#CarbideInterface]", Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "A network interface of an instance, on exactly one of segment and vpc_prefix.", Constraint: "#CarbideInterface", Fields: []schema.Field{
+		{Name: "anycast_prefixes", Type: "list", Doc: "Anycast prefixes that the instance may announce on this interface.", Constraint: "[...#Prefix]", Set: true, Elem: &schema.Field{Type: "string", Doc: "An IPv4 or IPv6 network, ADDRESS/BITS.", Constraint: "#Prefix"}},
+		{Name: "device", Type: "string", Doc: "Model of the network device. If unset, the first one.", Constraint: "#CarbideText"},
+		{Name: "device_instance", Type: "int", Doc: "Index of the device among those of the same model.", Constraint: "*0 | (int & >=0 & <=255)", Default: int64(0)},
+		{Name: "function", Type: "string", Doc: "Whether the interface is a physical function, one per device, or a virtual function.", Constraint: `*"physical" | "virtual"`, Default: "physical"},
+		{Name: "ip_address", Type: "string", Doc: "Address to request, only with vpc_prefix: the odd address of a /31 or /127.", Constraint: "#IP"},
+		{Name: "ipv6", Type: "struct", Doc: "Second link network, for IPv6.", Fields: []schema.Field{
+			{Name: "ip_address", Type: "string", Doc: "Address to request.", Constraint: "#IPv6"},
+			{Name: "vpc_prefix", Type: "string", Doc: "Name of the VPC prefix from which the site allocates the link network.", Constraint: "#CarbideName", Required: true, Ref: "carbide.vpc_prefix"},
 		}},
-		{Name: "segment", Type: "string", Doc: "The segment that it is on; at most one interface of an instance is on a segment.", Constraint: "#CarbideName", Ref: "carbide.network_segment"},
-		{Name: "virtual_function_id", Type: "int", Doc: "The number of the virtual function; needed for virtual ones, unique in the instance.", Constraint: "int & >=0 & <=15"},
-		{Name: "vpc_prefix", Type: "string", Doc: "The block from which the site cuts its link network.", Constraint: "#CarbideName", Ref: "carbide.vpc_prefix"},
+		{Name: "segment", Type: "string", Doc: "Name of the segment that the interface is on; at most one interface of an instance is on a segment.", Constraint: "#CarbideName", Ref: "carbide.network_segment"},
+		{Name: "virtual_function_id", Type: "int", Doc: "Number of the virtual function; required for virtual functions, unique within the instance.", Constraint: "int & >=0 & <=15"},
+		{Name: "vpc_prefix", Type: "string", Doc: "Name of the VPC prefix from which the site allocates the link network of the interface.", Constraint: "#CarbideName", Ref: "carbide.vpc_prefix"},
 	}}},
-	{Name: "keysets", Type: "list", Doc: "SSH keys that are let in; at most 10 keysets, all of the same tenant.", Constraint: "[...#CarbideName]", Set: true, Elem: &schema.Field{Type: "string", Doc: "The name of a Carbide object: 2 to 128 letters, digits, dots, underscores and inner hyphens. The site's service shows it as the object's name.", Constraint: "#CarbideName", Ref: "carbide.tenant_keyset"}},
-	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
-	{Name: "machine", Type: "string", Doc: "The host that it runs on, by id. When it is left out, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which and why. What was chosen stays; an instance that has to be made anew keeps its host when no other fits.", Constraint: "#CarbideMachineID", Immutable: true, Choose: &schema.Choice{Kind: "carbide.machine", Same: []string{"instance_type"}, Labels: "placement.labels", Unless: []string{"unavailable", "maintenance"}, Spread: "rack"}},
-	{Name: "network_security_group", Type: "string", Doc: "The security group that guards it.", Constraint: "#CarbideName", Ref: "carbide.network_security_group"},
-	{Name: "nvlink", Type: "list", Doc: "Which of its GPUs are in which NVLink partition.", Constraint: "[...#CarbideNVLinkGPU]", Key: "gpu", Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "A GPU of an instance.", Constraint: "#CarbideNVLinkGPU", Fields: []schema.Field{
-		{Name: "gpu", Type: "int", Doc: "Which GPU, by the number of its module.", Constraint: "int & >=0 & <=255", Required: true},
-		{Name: "logical_partition", Type: "string", Doc: "The partition that it is in; none when left out.", Constraint: "#CarbideName", Ref: "carbide.nvlink_logical_partition"},
+	{Name: "keysets", Type: "list", Doc: "Names of the keysets whose SSH keys are accepted; at most 10, all of the same tenant.", Constraint: "[...#CarbideName]", Set: true, Elem: &schema.Field{Type: "string", Doc: "The name of a Carbide object: 2 to 128 letters, digits, dots, underscores and inner hyphens. The site's service shows it as the object's name.", Constraint: "#CarbideName", Ref: "carbide.tenant_keyset"}},
+	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "machine", Type: "string", Doc: "Id of the host that the instance runs on. If unset, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which one and why. The choice is kept; an instance that must be recreated keeps its host if no other fits.", Constraint: "#CarbideMachineID", Immutable: true, Choose: &schema.Choice{Kind: "carbide.machine", Same: []string{"instance_type"}, Labels: "placement.labels", Unless: []string{"unavailable", "maintenance"}, Spread: "rack"}},
+	{Name: "network_security_group", Type: "string", Doc: "Name of the security group that guards the instance.", Constraint: "#CarbideName", Ref: "carbide.network_security_group"},
+	{Name: "nvlink", Type: "list", Doc: "NVLink partitions of the GPUs of the instance.", Constraint: "[...#CarbideNVLinkGPU]", Key: "gpu", Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "A GPU of an instance.", Constraint: "#CarbideNVLinkGPU", Fields: []schema.Field{
+		{Name: "gpu", Type: "int", Doc: "Module number of the GPU.", Constraint: "int & >=0 & <=255", Required: true},
+		{Name: "logical_partition", Type: "string", Doc: "Name of the partition that the GPU is in. If unset, none.", Constraint: "#CarbideName", Ref: "carbide.nvlink_logical_partition"},
 	}}},
-	{Name: "nvlink_status", Type: "list", Doc: "The partitions in which the GPUs really are.", Constraint: "[...#CarbideNVLinkGPUStatus]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "Where a GPU is.", Constraint: "#CarbideNVLinkGPUStatus", Fields: []schema.Field{
-		{Name: "domain", Type: "string", Doc: "The NVLink domain of its host.", Constraint: "string"},
-		{Name: "gpu_guid", Type: "string", Doc: "The identity of the GPU.", Constraint: "string"},
-		{Name: "logical_partition", Type: "string", Doc: "The logical partition that it is in, by id.", Constraint: "string"},
+	{Name: "nvlink_status", Type: "list", Doc: "Partitions that the GPUs are actually in.", Constraint: "[...#CarbideNVLinkGPUStatus]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "Status of a GPU.", Constraint: "#CarbideNVLinkGPUStatus", Fields: []schema.Field{
+		{Name: "domain", Type: "string", Doc: "NVLink domain of the host.", Constraint: "string"},
+		{Name: "gpu_guid", Type: "string", Doc: "GUID of the GPU.", Constraint: "string"},
+		{Name: "logical_partition", Type: "string", Doc: "Id of the logical partition that the GPU is in.", Constraint: "string"},
 	}}},
-	{Name: "os", Type: "struct", Doc: "What it boots. A change takes effect at the next boot that runs the provisioning instructions.", Constraint: "#CarbideInstanceOS", Required: true, Fields: []schema.Field{
+	{Name: "os", Type: "struct", Doc: "What the instance boots. A change takes effect at the next boot that runs the provisioning instructions.", Constraint: "#CarbideInstanceOS", Required: true, Fields: []schema.Field{
 		{Name: "ipxe", Type: "string", Doc: "An iPXE script.", Constraint: `=~"[^\\s\\v\\x85\\p{Z}]"`},
-		{Name: "operating_system", Type: "string", Doc: "An entry of the site's library of operating systems, made from a template. An entry that is a plain script reads back as that script: write it as ipxe.", Constraint: "#CarbideName", Ref: "carbide.operating_system"},
-		{Name: "os_image", Type: "string", Doc: "An image of the site.", Constraint: "#CarbideName", Ref: "carbide.os_image"},
-		{Name: "phone_home_enabled", Type: "bool", Doc: "Whether the instance counts as ready only after it has called the site.", Constraint: "*false | bool", Default: false},
-		{Name: "run_provisioning_instructions_on_every_boot", Type: "bool", Doc: "Whether every boot runs the provisioning instructions, not just the first.", Constraint: "*false | bool", Default: false},
-		{Name: "user_data", Type: "string", Doc: "What the operating system gets at its first boot, such as cloud-config.", Constraint: `=~"."`},
+		{Name: "operating_system", Type: "string", Doc: "Name of an entry of the site's library of operating systems that was created from a template. An entry that is a plain script reads back as that script: set ipxe instead.", Constraint: "#CarbideName", Ref: "carbide.operating_system"},
+		{Name: "os_image", Type: "string", Doc: "Name of an OS image of the site.", Constraint: "#CarbideName", Ref: "carbide.os_image"},
+		{Name: "phone_home_enabled", Type: "bool", Doc: "Whether the instance counts as ready only after it has phoned home to the site.", Constraint: "*false | bool", Default: false},
+		{Name: "run_provisioning_instructions_on_every_boot", Type: "bool", Doc: "Whether every boot runs the provisioning instructions, not only the first.", Constraint: "*false | bool", Default: false},
+		{Name: "user_data", Type: "string", Doc: "User data that the operating system gets at its first boot, such as cloud-config.", Constraint: `=~"."`},
 	}},
-	{Name: "placement", Type: "struct", Doc: "What the host must be like, when it is chosen.", Planning: true, Fields: []schema.Field{
-		{Name: "labels", Type: "map", Doc: "Labels that the host must carry.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "placement", Type: "struct", Doc: "Requirements for the host, if the planner chooses it.", Planning: true, Fields: []schema.Field{
+		{Name: "labels", Type: "map", Doc: "Labels that the host must have.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
 	}},
-	{Name: "power", Type: "string", Doc: "Whether its host is on. Left out, nobody minds. To turn it off, the guest is asked to shut down, and when it has not done so after some minutes its power is cut; until it is on again the host is under maintenance and the site does nothing with it, so only its settings can change. The service as of May 2026 lets only administrators turn hosts off.", Constraint: `"on" | "off"`, Kept: true, Disruption: "restart"},
-	{Name: "spx", Type: "list", Doc: "Its ports on Spectrum-X, told apart by device and device_instance.", Constraint: "[...#CarbideSpxAttachment]", Set: true, Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "A port of an instance on Spectrum-X.", Constraint: "#CarbideSpxAttachment", Fields: []schema.Field{
-		{Name: "device", Type: "string", Doc: "The model of the device.", Constraint: "#CarbideText", Required: true},
-		{Name: "device_instance", Type: "int", Doc: "Which of the devices of that model.", Constraint: "*0 | (int & >=0 & <=255)", Default: int64(0)},
-		{Name: "spx_partition", Type: "string", Doc: "The partition that it is in.", Constraint: "#CarbideName", Required: true, Ref: "carbide.spx_partition"},
-		{Name: "type", Type: "string", Doc: "How the guest gets it: the device itself, or behind a virtual switch.", Constraint: `*"physical" | "ovn"`, Default: "physical"},
+	{Name: "power", Type: "string", Doc: "Power state of the host. If unset, it is not managed. To power off the host, the guest is asked to shut down; if it has not done so after a few minutes, its power is cut. Until the host is powered on again, it is under maintenance and the site does nothing with it, so only the settings of the instance can change. The service as of May 2026 allows only administrators to power off hosts.", Constraint: `"on" | "off"`, Kept: true, Disruption: "restart"},
+	{Name: "spx", Type: "list", Doc: "Spectrum-X ports of the instance, identified by device and device_instance.", Constraint: "[...#CarbideSpxAttachment]", Set: true, Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "A Spectrum-X port of an instance.", Constraint: "#CarbideSpxAttachment", Fields: []schema.Field{
+		{Name: "device", Type: "string", Doc: "Model of the device.", Constraint: "#CarbideText", Required: true},
+		{Name: "device_instance", Type: "int", Doc: "Index of the device among those of the same model.", Constraint: "*0 | (int & >=0 & <=255)", Default: int64(0)},
+		{Name: "spx_partition", Type: "string", Doc: "Name of the partition that the port is in.", Constraint: "#CarbideName", Required: true, Ref: "carbide.spx_partition"},
+		{Name: "type", Type: "string", Doc: "How the guest accesses the device: directly (physical), or through a virtual switch (ovn).", Constraint: `*"physical" | "ovn"`, Default: "physical"},
 	}}},
-	{Name: "spx_status", Type: "list", Doc: "What the ports on Spectrum-X got.", Constraint: "[...#CarbideSpxAttachmentStatus]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "What a port on Spectrum-X got.", Constraint: "#CarbideSpxAttachmentStatus", Fields: []schema.Field{
-		{Name: "ip_address", Type: "string", Doc: "Its address.", Constraint: "string"},
-		{Name: "mac_address", Type: "string", Doc: "Its hardware address.", Constraint: "string"},
-		{Name: "partition", Type: "string", Doc: "The partition that it is in, by id.", Constraint: "string"},
+	{Name: "spx_status", Type: "list", Doc: "Status of the Spectrum-X ports.", Constraint: "[...#CarbideSpxAttachmentStatus]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "Status of a Spectrum-X port.", Constraint: "#CarbideSpxAttachmentStatus", Fields: []schema.Field{
+		{Name: "ip_address", Type: "string", Doc: "IP address of the port.", Constraint: "string"},
+		{Name: "mac_address", Type: "string", Doc: "MAC address of the port.", Constraint: "string"},
+		{Name: "partition", Type: "string", Doc: "Id of the partition that the port is in.", Constraint: "string"},
 	}}},
-	{Name: "state", Type: "string", Doc: "How far it has come: provisioning, ready, configuring, updating, repairing, failed, terminating.", Constraint: "string", Computed: true},
-	{Name: "tenant", Type: "string", Doc: "The tenant that uses it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
+	{Name: "state", Type: "string", Doc: "State of the instance: provisioning, ready, configuring, updating, repairing, failed, terminating.", Constraint: "string", Computed: true},
+	{Name: "tenant", Type: "string", Doc: "Name of the tenant that uses the instance.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "auto_network", doc: "Whether the site chooses the interfaces: needed on hosts without a managed DPU, refused on others.", check: &check{types: isBool}, filled: true, fill: false},
-	{name: "auto_vpc", doc: "With auto_network, the flat VPC that the instance joins. From v2.0 on the service refuses auto_network without it; before, it knew none.", check: &checkCarbideName},
+	{name: "auto_network", doc: "Whether the site chooses the interfaces. Required on hosts without a managed DPU, refused on others.", check: &check{types: isBool}, filled: true, fill: false},
+	{name: "auto_vpc", doc: "Name of the flat VPC that the instance joins, with auto_network. Since v2.0, the service refuses auto_network without it; earlier versions do not support it.", check: &checkCarbideName},
 	&memberDependsOn,
 	&memberDescription,
-	{name: "dpu_extension_service_status", doc: "How far the services are, those that are on their way out too.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideInstanceServiceStatus}}}, computed: true},
-	{name: "dpu_extension_services", doc: "Services that run on its DPUs; none on hosts without a managed one.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideInstanceService}}}},
-	{name: "hostname", doc: "The host name, unique in the tenant.", check: &checkLabelName},
-	{name: "infiniband", doc: "Its ports on InfiniBand, in order. Each is the whole device: the service has no virtual functions there.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideIBInterface}}}},
-	{name: "infiniband_status", doc: "What the ports on InfiniBand got, in the order of infiniband.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideIBInterfaceStatus}}}, computed: true},
-	{name: "instance_type", doc: "The type that the machine must belong to.", check: &checkCarbideName},
-	{name: "interface_status", doc: "What the interfaces got, in the order of interfaces.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideInterfaceStatus}}}, computed: true},
-	{name: "interfaces", doc: "Its interfaces, in order; none with auto_network.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideInterface}}}},
-	{name: "keysets", doc: "SSH keys that are let in; at most 10 keysets, all of the same tenant.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideName}}}},
+	{name: "dpu_extension_service_status", doc: "Status of the services, including those that are being removed.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideInstanceServiceStatus}}}, computed: true},
+	{name: "dpu_extension_services", doc: "Services that run on the DPUs of the instance; none on hosts without a managed DPU.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideInstanceService}}}},
+	{name: "hostname", doc: "Host name, unique within the tenant.", check: &checkLabelName},
+	{name: "infiniband", doc: "InfiniBand ports of the instance, in order. Each is a whole device: the service has no virtual functions on InfiniBand.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideIBInterface}}}},
+	{name: "infiniband_status", doc: "Status of the InfiniBand ports, in the order of infiniband.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideIBInterfaceStatus}}}, computed: true},
+	{name: "instance_type", doc: "Name of the instance type that the machine must belong to.", check: &checkCarbideName},
+	{name: "interface_status", doc: "Status of the interfaces, in the order of interfaces.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideInterfaceStatus}}}, computed: true},
+	{name: "interfaces", doc: "Network interfaces of the instance, in order; none with auto_network.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideInterface}}}},
+	{name: "keysets", doc: "Names of the keysets whose SSH keys are accepted; at most 10, all of the same tenant.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideName}}}},
 	&memberLabels,
 	&memberLifecycle,
-	{name: "machine", doc: "The host that it runs on, by id. When it is left out, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which and why. What was chosen stays; an instance that has to be made anew keeps its host when no other fits.", check: &checkCarbideMachineID},
-	{name: "network_security_group", doc: "The security group that guards it.", check: &checkCarbideName},
-	{name: "nvlink", doc: "Which of its GPUs are in which NVLink partition.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideNVLinkGPU}}}},
-	{name: "nvlink_status", doc: "The partitions in which the GPUs really are.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideNVLinkGPUStatus}}}, computed: true},
-	{name: "os", doc: "What it boots. A change takes effect at the next boot that runs the provisioning instructions.", check: &checkCarbideInstanceOS, required: true},
-	{name: "placement", doc: "What the host must be like, when it is chosen.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-		{name: "labels", doc: "Labels that the host must carry.", check: &checkLabels},
+	{name: "machine", doc: "Id of the host that the instance runs on. If unset, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which one and why. The choice is kept; an instance that must be recreated keeps its host if no other fits.", check: &checkCarbideMachineID},
+	{name: "network_security_group", doc: "Name of the security group that guards the instance.", check: &checkCarbideName},
+	{name: "nvlink", doc: "NVLink partitions of the GPUs of the instance.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideNVLinkGPU}}}},
+	{name: "nvlink_status", doc: "Partitions that the GPUs are actually in.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideNVLinkGPUStatus}}}, computed: true},
+	{name: "os", doc: "What the instance boots. A change takes effect at the next boot that runs the provisioning instructions.", check: &checkCarbideInstanceOS, required: true},
+	{name: "placement", doc: "Requirements for the host, if the planner chooses it.", check: &check{types: isObject, tests: []test{&object{members: []*member{
+		{name: "labels", doc: "Labels that the host must have.", check: &checkLabels},
 	}}}}},
-	{name: "power", doc: "Whether its host is on. Left out, nobody minds. To turn it off, the guest is asked to shut down, and when it has not done so after some minutes its power is cut; until it is on again the host is under maintenance and the site does nothing with it, so only its settings can change. The service as of May 2026 lets only administrators turn hosts off.", check: &check{types: isString, tests: []test{&enum{values: []any{"on", "off"}}}}},
-	{name: "spx", doc: "Its ports on Spectrum-X, told apart by device and device_instance.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSpxAttachment}}}},
-	{name: "spx_status", doc: "What the ports on Spectrum-X got.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSpxAttachmentStatus}}}, computed: true},
-	{name: "state", doc: "How far it has come: provisioning, ready, configuring, updating, repairing, failed, terminating.", check: &check{types: isString}, computed: true},
-	{name: "tenant", doc: "The tenant that uses it.", check: &checkCarbideOrg, required: true},
+	{name: "power", doc: "Power state of the host. If unset, it is not managed. To power off the host, the guest is asked to shut down; if it has not done so after a few minutes, its power is cut. Until the host is powered on again, it is under maintenance and the site does nothing with it, so only the settings of the instance can change. The service as of May 2026 allows only administrators to power off hosts.", check: &check{types: isString, tests: []test{&enum{values: []any{"on", "off"}}}}},
+	{name: "spx", doc: "Spectrum-X ports of the instance, identified by device and device_instance.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSpxAttachment}}}},
+	{name: "spx_status", doc: "Status of the Spectrum-X ports.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSpxAttachmentStatus}}}, computed: true},
+	{name: "state", doc: "State of the instance: provisioning, ready, configuring, updating, repairing, failed, terminating.", check: &check{types: isString}, computed: true},
+	{name: "tenant", doc: "Name of the tenant that uses the instance.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

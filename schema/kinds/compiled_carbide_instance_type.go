@@ -7,41 +7,41 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideInstanceType, "carbide/instance_type.cue", "5dbdb122a349e301ddd458487af57acf93508226fb957a0636954cdeae7e639b")
+	compiledFiles.add(&kindCarbideInstanceType, "carbide/instance_type.cue", "ed8f83b09447d41053bd4e7ae7c45dbc670e3f577f1878e3518bec14a27dc290")
 }
 
-var checkCarbideCapability = check{name: "#CarbideCapability", doc: "One thing that a machine must have. Fields that are left out fit everything.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "capacity", doc: "The size, as the machine reports it.", check: &checkCarbideText},
-	{name: "cores", doc: "How many cores each has.", check: &checkCarbideCount},
-	{name: "count", doc: "How many.", check: &checkCarbideCount},
+var checkCarbideCapability = check{name: "#CarbideCapability", doc: "A capability that a machine must have. Unset fields match any value.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "capacity", doc: "Size, as reported by the machine.", check: &checkCarbideText},
+	{name: "cores", doc: "Number of cores of each component.", check: &checkCarbideCount},
+	{name: "count", doc: "Number of components.", check: &checkCarbideCount},
 	{name: "device_type", doc: "What the device is part of.", check: &check{types: isString, tests: []test{&enum{values: []any{"dpu", "nvlink"}}}}},
-	{name: "frequency", doc: "The clock rate, as the machine reports it.", check: &checkCarbideText},
-	{name: "hardware_revision", doc: "The revision of the hardware.", check: &checkCarbideText},
-	{name: "inactive_devices", doc: "The numbers of the InfiniBand devices that must be inactive.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideCount}}}},
-	{name: "name", doc: "The model.", check: &checkCarbideText},
-	{name: "threads", doc: "How many threads each has.", check: &checkCarbideCount},
-	{name: "type", doc: "What it is.", check: &check{types: isString, tests: []test{&enum{values: []any{"cpu", "gpu", "memory", "storage", "network", "infiniband", "dpu"}}}}, required: true},
-	{name: "vendor", doc: "The maker.", check: &checkCarbideText},
+	{name: "frequency", doc: "Clock rate, as reported by the machine.", check: &checkCarbideText},
+	{name: "hardware_revision", doc: "Hardware revision of the component.", check: &checkCarbideText},
+	{name: "inactive_devices", doc: "Indexes of the InfiniBand devices that must be inactive.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideCount}}}},
+	{name: "name", doc: "Model of the component.", check: &checkCarbideText},
+	{name: "threads", doc: "Number of threads of each component.", check: &checkCarbideCount},
+	{name: "type", doc: "Type of the capability.", check: &check{types: isString, tests: []test{&enum{values: []any{"cpu", "gpu", "memory", "storage", "network", "infiniband", "dpu"}}}}, required: true},
+	{name: "vendor", doc: "Vendor of the component.", check: &checkCarbideText},
 }}}}
 
-var kindCarbideInstanceType = kind{Kind: schema.Kind{Name: "carbide.instance_type", Doc: "An instance type says what a machine must have to be offered under a name. Its name is unique on the site. Machines join a type by naming it.", Fields: []schema.Field{
-	{Name: "capabilities", Type: "list", Doc: "What a machine must have. The order counts; refused while machines belong to the type.", Constraint: "[...#CarbideCapability]", Elem: &schema.Field{Type: "struct", Doc: "One thing that a machine must have. Fields that are left out fit everything.", Constraint: "#CarbideCapability", Fields: []schema.Field{
-		{Name: "capacity", Type: "string", Doc: "The size, as the machine reports it.", Constraint: "#CarbideText"},
-		{Name: "cores", Type: "int", Doc: "How many cores each has.", Constraint: "#CarbideCount"},
-		{Name: "count", Type: "int", Doc: "How many.", Constraint: "#CarbideCount"},
+var kindCarbideInstanceType = kind{Kind: schema.Kind{Name: "carbide.instance_type", Doc: "An instance type defines the capabilities that its machines must have. Its name is unique on the site. Machines join a type by naming it.", Fields: []schema.Field{
+	{Name: "capabilities", Type: "list", Doc: "Capabilities that a machine must have. The order is significant. Cannot be changed while machines belong to the type.", Constraint: "[...#CarbideCapability]", Elem: &schema.Field{Type: "struct", Doc: "A capability that a machine must have. Unset fields match any value.", Constraint: "#CarbideCapability", Fields: []schema.Field{
+		{Name: "capacity", Type: "string", Doc: "Size, as reported by the machine.", Constraint: "#CarbideText"},
+		{Name: "cores", Type: "int", Doc: "Number of cores of each component.", Constraint: "#CarbideCount"},
+		{Name: "count", Type: "int", Doc: "Number of components.", Constraint: "#CarbideCount"},
 		{Name: "device_type", Type: "string", Doc: "What the device is part of.", Constraint: `"dpu" | "nvlink"`},
-		{Name: "frequency", Type: "string", Doc: "The clock rate, as the machine reports it.", Constraint: "#CarbideText"},
-		{Name: "hardware_revision", Type: "string", Doc: "The revision of the hardware.", Constraint: "#CarbideText"},
-		{Name: "inactive_devices", Type: "list", Doc: "The numbers of the InfiniBand devices that must be inactive.", Constraint: "[...#CarbideCount]", Elem: &schema.Field{Type: "int", Doc: "A whole number of 32 bits.", Constraint: "#CarbideCount"}},
-		{Name: "name", Type: "string", Doc: "The model.", Constraint: "#CarbideText"},
-		{Name: "threads", Type: "int", Doc: "How many threads each has.", Constraint: "#CarbideCount"},
-		{Name: "type", Type: "string", Doc: "What it is.", Constraint: `"cpu" | "gpu" | "memory" | "storage" | "network" | "infiniband" | "dpu"`, Required: true},
-		{Name: "vendor", Type: "string", Doc: "The maker.", Constraint: "#CarbideText"},
+		{Name: "frequency", Type: "string", Doc: "Clock rate, as reported by the machine.", Constraint: "#CarbideText"},
+		{Name: "hardware_revision", Type: "string", Doc: "Hardware revision of the component.", Constraint: "#CarbideText"},
+		{Name: "inactive_devices", Type: "list", Doc: "Indexes of the InfiniBand devices that must be inactive.", Constraint: "[...#CarbideCount]", Elem: &schema.Field{Type: "int", Doc: "An unsigned 32-bit integer.", Constraint: "#CarbideCount"}},
+		{Name: "name", Type: "string", Doc: "Model of the component.", Constraint: "#CarbideText"},
+		{Name: "threads", Type: "int", Doc: "Number of threads of each component.", Constraint: "#CarbideCount"},
+		{Name: "type", Type: "string", Doc: "Type of the capability.", Constraint: `"cpu" | "gpu" | "memory" | "storage" | "network" | "infiniband" | "dpu"`, Required: true},
+		{Name: "vendor", Type: "string", Doc: "Vendor of the component.", Constraint: "#CarbideText"},
 	}}},
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
-	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "description", Type: "string", Doc: "Description of the object; at most 1024 bytes.", Constraint: "#CarbideDescription"},
+	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "capabilities", doc: "What a machine must have. The order counts; refused while machines belong to the type.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideCapability}}}},
+	{name: "capabilities", doc: "Capabilities that a machine must have. The order is significant. Cannot be changed while machines belong to the type.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideCapability}}}},
 	&memberDependsOn,
 	&memberDescription,
 	&memberLabels,

@@ -7,38 +7,38 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideMachine, "carbide/machine.cue", "88442e356f69b3327239cca666ff24d9479ff25f74ab4f27fe1e7943e6ef2c1e")
+	compiledFiles.add(&kindCarbideMachine, "carbide/machine.cue", "bc005071250bc4469f5c3a2d0e09bc5c88d6792a860e1840fb6210b4f46974c6")
 }
 
-var checkCarbideReference = check{name: "#CarbideReference", doc: "At least 5 characters on one line, of which neither the first nor the last is a blank.", types: isString, tests: []test{&pattern{text: `^\S.{3,}\S$`}}}
+var checkCarbideReference = check{name: "#CarbideReference", doc: "At least 5 characters on one line, without leading or trailing whitespace.", types: isString, tests: []test{&pattern{text: `^\S.{3,}\S$`}}}
 
-var kindCarbideMachine = kind{Kind: schema.Kind{Name: "carbide.machine", Doc: "A machine is a host that the site has discovered. It cannot be made or deleted, only described, offered under a type and taken out of service. One that leaves the document stays as it is.", Fields: []schema.Field{
-	{Name: "alerts", Type: "list", Doc: "The ids of the health probes that found something.", Constraint: "[...string]", Computed: true, Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
-	{Name: "dpus", Type: "list", Doc: "Its DPUs, by id.", Constraint: "[...string]", Computed: true, Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "instance_type", Type: "string", Doc: "The type that it is offered under. Refused while an instance runs on it.", Constraint: "#CarbideName", Ref: "carbide.instance_type"},
-	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
-	{Name: "maintenance", Type: "struct", Doc: "Taken out of service while this is here: no new instance is put on the machine.", Fields: []schema.Field{
-		{Name: "reference", Type: "string", Doc: "Why, for example a ticket; at least 5 characters.", Constraint: "#CarbideReference", Required: true},
+var kindCarbideMachine = kind{Kind: schema.Kind{Name: "carbide.machine", Doc: "A machine is a host that the site has discovered. It cannot be created or deleted, only described, offered under an instance type and taken out of service. A machine that is removed from the document is left unchanged.", Fields: []schema.Field{
+	{Name: "alerts", Type: "list", Doc: "Ids of the health probes that raised an alert.", Constraint: "[...string]", Computed: true, Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "description", Type: "string", Doc: "Description of the object; at most 1024 bytes.", Constraint: "#CarbideDescription"},
+	{Name: "dpus", Type: "list", Doc: "Ids of the machine's DPUs.", Constraint: "[...string]", Computed: true, Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "instance_type", Type: "string", Doc: "Name of the instance type that the machine is offered under. Cannot be changed while an instance runs on the machine.", Constraint: "#CarbideName", Ref: "carbide.instance_type"},
+	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "maintenance", Type: "struct", Doc: "If set, the machine is out of service: no new instance is placed on it.", Fields: []schema.Field{
+		{Name: "reference", Type: "string", Doc: "Reason, for example a ticket; at least 5 characters.", Constraint: "#CarbideReference", Required: true},
 	}},
-	{Name: "rack", Type: "string", Doc: "The rack that it stands in.", Constraint: "string", Computed: true},
-	{Name: "sku", Type: "string", Doc: "The SKU that it belongs to, against which the site checks its parts. Refused while an instance runs on it; only the administrator's role may change it.", Constraint: "#CarbideName", Ref: "carbide.sku"},
-	{Name: "state", Type: "string", Doc: "How far it has come in its life, for example Ready or Assigned/Ready.", Constraint: "string", Computed: true},
-	{Name: "unavailable", Type: "string", Doc: "Why no new instance can be put on it; absent when one can.", Constraint: "string", Computed: true},
+	{Name: "rack", Type: "string", Doc: "Rack that the machine is in.", Constraint: "string", Computed: true},
+	{Name: "sku", Type: "string", Doc: "Name of the SKU that the machine belongs to; the site verifies the machine's components against it. Cannot be changed while an instance runs on the machine; only the administrator role may change it.", Constraint: "#CarbideName", Ref: "carbide.sku"},
+	{Name: "state", Type: "string", Doc: "Lifecycle state of the machine, for example Ready or Assigned/Ready.", Constraint: "string", Computed: true},
+	{Name: "unavailable", Type: "string", Doc: "Reason why no new instance can be placed on the machine; absent if one can.", Constraint: "string", Computed: true},
 }}, name: &checkCarbideMachineID, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "alerts", doc: "The ids of the health probes that found something.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}, computed: true},
+	{name: "alerts", doc: "Ids of the health probes that raised an alert.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}, computed: true},
 	&memberDependsOn,
 	&memberDescription,
-	{name: "dpus", doc: "Its DPUs, by id.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}, computed: true},
-	{name: "instance_type", doc: "The type that it is offered under. Refused while an instance runs on it.", check: &checkCarbideName},
+	{name: "dpus", doc: "Ids of the machine's DPUs.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}, computed: true},
+	{name: "instance_type", doc: "Name of the instance type that the machine is offered under. Cannot be changed while an instance runs on the machine.", check: &checkCarbideName},
 	&memberLabels,
 	&memberLifecycle,
-	{name: "maintenance", doc: "Taken out of service while this is here: no new instance is put on the machine.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-		{name: "reference", doc: "Why, for example a ticket; at least 5 characters.", check: &checkCarbideReference, required: true},
+	{name: "maintenance", doc: "If set, the machine is out of service: no new instance is placed on it.", check: &check{types: isObject, tests: []test{&object{members: []*member{
+		{name: "reference", doc: "Reason, for example a ticket; at least 5 characters.", check: &checkCarbideReference, required: true},
 	}}}}},
-	{name: "rack", doc: "The rack that it stands in.", check: &check{types: isString}, computed: true},
-	{name: "sku", doc: "The SKU that it belongs to, against which the site checks its parts. Refused while an instance runs on it; only the administrator's role may change it.", check: &checkCarbideName},
-	{name: "state", doc: "How far it has come in its life, for example Ready or Assigned/Ready.", check: &check{types: isString}, computed: true},
+	{name: "rack", doc: "Rack that the machine is in.", check: &check{types: isString}, computed: true},
+	{name: "sku", doc: "Name of the SKU that the machine belongs to; the site verifies the machine's components against it. Cannot be changed while an instance runs on the machine; only the administrator role may change it.", check: &checkCarbideName},
+	{name: "state", doc: "Lifecycle state of the machine, for example Ready or Assigned/Ready.", check: &check{types: isString}, computed: true},
 	&memberTimeouts,
-	{name: "unavailable", doc: "Why no new instance can be put on it; absent when one can.", check: &check{types: isString}, computed: true},
+	{name: "unavailable", doc: "Reason why no new instance can be placed on the machine; absent if one can.", check: &check{types: isString}, computed: true},
 }}}}, external: &checkExternal}

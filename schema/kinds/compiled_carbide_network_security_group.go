@@ -7,59 +7,59 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideNetworkSecurityGroup, "carbide/network_security_group.cue", "29e414371b1dea04e698e6ad272e883e65fb5bdc5116b3c9e867ff9efcc89bc5")
+	compiledFiles.add(&kindCarbideNetworkSecurityGroup, "carbide/network_security_group.cue", "c985c629824e879aac27a47a65a867aadc5b0c8fd1082d4a8fea0aa0de92c69a")
 }
 
-var checkCarbidePortRange = check{name: "#CarbidePortRange", doc: "Ports from start to end, both included.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "end", doc: "The last port, at least start.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(65535)}}}, required: true},
-	{name: "start", doc: "The first port.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(65535)}}}, required: true},
+var checkCarbidePortRange = check{name: "#CarbidePortRange", doc: "A range of ports, from start to end, both inclusive.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "end", doc: "Last port, at least start.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(65535)}}}, required: true},
+	{name: "start", doc: "First port.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(65535)}}}, required: true},
 }}}}
 
-var checkCarbideRuleID = check{name: "#CarbideRuleID", doc: "The id of a rule: 1 to 64 letters, digits, dots, underscores and hyphens, the first of them a letter or a digit.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}}}
+var checkCarbideRuleID = check{name: "#CarbideRuleID", doc: "The id of a rule: 1 to 64 letters, digits, dots, underscores and hyphens, starting with a letter or a digit.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}}}
 
-var checkCarbideSecurityRule = check{name: "#CarbideSecurityRule", doc: "One rule of a network security group.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "action", doc: "What becomes of the packet.", check: &check{types: isString, tests: []test{&enum{values: []any{"permit", "deny"}}}}, required: true},
-	{name: "direction", doc: "Which packets: those that come in or those that go out.", check: &check{types: isString, tests: []test{&enum{values: []any{"ingress", "egress"}}}}, required: true},
-	{name: "dst_ports", doc: "Ports that packets go to, only with udp and tcp; all when left out.", check: &checkCarbidePortRange},
-	{name: "dst_prefix", doc: "Where packets go.", check: &checkPrefix, required: true},
-	{name: "id", doc: "Tells the rule from the others of the group, and stays the same when the rule changes.", check: &checkCarbideRuleID, required: true},
-	{name: "ipv6", doc: "Whether the rule is for IPv6; both prefixes must agree.", check: &check{types: isBool}, filled: true, fill: false},
-	{name: "priority", doc: "The rule's rank.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(60000)}}}, required: true},
-	{name: "protocol", doc: "The protocol; icmp only without ipv6, icmp6 only with it.", check: &check{types: isString, tests: []test{&enum{values: []any{"any", "icmp", "icmp6", "udp", "tcp"}}}}, required: true},
-	{name: "src_ports", doc: "Ports that packets come from, only with udp and tcp; all when left out.", check: &checkCarbidePortRange},
-	{name: "src_prefix", doc: "Where packets come from.", check: &checkPrefix, required: true},
+var checkCarbideSecurityRule = check{name: "#CarbideSecurityRule", doc: "A rule of a network security group.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "action", doc: "What happens to the packets.", check: &check{types: isString, tests: []test{&enum{values: []any{"permit", "deny"}}}}, required: true},
+	{name: "direction", doc: "Direction of the packets that the rule applies to: incoming or outgoing.", check: &check{types: isString, tests: []test{&enum{values: []any{"ingress", "egress"}}}}, required: true},
+	{name: "dst_ports", doc: "Destination ports of the packets, only with udp and tcp. If unset, all ports.", check: &checkCarbidePortRange},
+	{name: "dst_prefix", doc: "Destination network of the packets.", check: &checkPrefix, required: true},
+	{name: "id", doc: "Identifies the rule within the group, and stays the same when the rule changes.", check: &checkCarbideRuleID, required: true},
+	{name: "ipv6", doc: "Whether the rule applies to IPv6; both prefixes must be of the same IP version as the rule.", check: &check{types: isBool}, filled: true, fill: false},
+	{name: "priority", doc: "Priority of the rule.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(60000)}}}, required: true},
+	{name: "protocol", doc: "Protocol of the packets; icmp only without ipv6, icmp6 only with it.", check: &check{types: isString, tests: []test{&enum{values: []any{"any", "icmp", "icmp6", "udp", "tcp"}}}}, required: true},
+	{name: "src_ports", doc: "Source ports of the packets, only with udp and tcp. If unset, all ports.", check: &checkCarbidePortRange},
+	{name: "src_prefix", doc: "Source network of the packets.", check: &checkPrefix, required: true},
 }}}}
 
-var kindCarbideNetworkSecurityGroup = kind{Kind: schema.Kind{Name: "carbide.network_security_group", Doc: "A network security group filters the packets of the VPCs and instances that name it. Its name is unique in its tenant.", Fields: []schema.Field{
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
-	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
-	{Name: "rules", Type: "list", Doc: "The rules. Their priority orders them and, among equals, their id; their place in the list means nothing. At most 200 after expansion, where a rule counts source ports times destination ports.", Constraint: "[...#CarbideSecurityRule]", Key: "id", Elem: &schema.Field{Type: "struct", Doc: "One rule of a network security group.", Constraint: "#CarbideSecurityRule", Fields: []schema.Field{
-		{Name: "action", Type: "string", Doc: "What becomes of the packet.", Constraint: `"permit" | "deny"`, Required: true},
-		{Name: "direction", Type: "string", Doc: "Which packets: those that come in or those that go out.", Constraint: `"ingress" | "egress"`, Required: true},
-		{Name: "dst_ports", Type: "struct", Doc: "Ports that packets go to, only with udp and tcp; all when left out.", Constraint: "#CarbidePortRange", Fields: []schema.Field{
-			{Name: "end", Type: "int", Doc: "The last port, at least start.", Constraint: "int & >=0 & <=65535", Required: true},
-			{Name: "start", Type: "int", Doc: "The first port.", Constraint: "int & >=0 & <=65535", Required: true},
+var kindCarbideNetworkSecurityGroup = kind{Kind: schema.Kind{Name: "carbide.network_security_group", Doc: "A network security group filters the packets of VPCs and instances that name it. Its name is unique within its tenant.", Fields: []schema.Field{
+	{Name: "description", Type: "string", Doc: "Description of the object; at most 1024 bytes.", Constraint: "#CarbideDescription"},
+	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "rules", Type: "list", Doc: "Rules of the group. They are ordered by priority, and by id if the priorities are equal; their order in the list is not significant. At most 200 after expansion, where a rule counts source ports times destination ports.", Constraint: "[...#CarbideSecurityRule]", Key: "id", Elem: &schema.Field{Type: "struct", Doc: "A rule of a network security group.", Constraint: "#CarbideSecurityRule", Fields: []schema.Field{
+		{Name: "action", Type: "string", Doc: "What happens to the packets.", Constraint: `"permit" | "deny"`, Required: true},
+		{Name: "direction", Type: "string", Doc: "Direction of the packets that the rule applies to: incoming or outgoing.", Constraint: `"ingress" | "egress"`, Required: true},
+		{Name: "dst_ports", Type: "struct", Doc: "Destination ports of the packets, only with udp and tcp. If unset, all ports.", Constraint: "#CarbidePortRange", Fields: []schema.Field{
+			{Name: "end", Type: "int", Doc: "Last port, at least start.", Constraint: "int & >=0 & <=65535", Required: true},
+			{Name: "start", Type: "int", Doc: "First port.", Constraint: "int & >=0 & <=65535", Required: true},
 		}},
-		{Name: "dst_prefix", Type: "string", Doc: "Where packets go.", Constraint: "#Prefix", Required: true},
-		{Name: "id", Type: "string", Doc: "Tells the rule from the others of the group, and stays the same when the rule changes.", Constraint: "#CarbideRuleID", Required: true},
-		{Name: "ipv6", Type: "bool", Doc: "Whether the rule is for IPv6; both prefixes must agree.", Constraint: "*false | bool", Default: false},
-		{Name: "priority", Type: "int", Doc: "The rule's rank.", Constraint: "int & >=0 & <=60000", Required: true},
-		{Name: "protocol", Type: "string", Doc: "The protocol; icmp only without ipv6, icmp6 only with it.", Constraint: `"any" | "icmp" | "icmp6" | "udp" | "tcp"`, Required: true},
-		{Name: "src_ports", Type: "struct", Doc: "Ports that packets come from, only with udp and tcp; all when left out.", Constraint: "#CarbidePortRange", Fields: []schema.Field{
-			{Name: "end", Type: "int", Doc: "The last port, at least start.", Constraint: "int & >=0 & <=65535", Required: true},
-			{Name: "start", Type: "int", Doc: "The first port.", Constraint: "int & >=0 & <=65535", Required: true},
+		{Name: "dst_prefix", Type: "string", Doc: "Destination network of the packets.", Constraint: "#Prefix", Required: true},
+		{Name: "id", Type: "string", Doc: "Identifies the rule within the group, and stays the same when the rule changes.", Constraint: "#CarbideRuleID", Required: true},
+		{Name: "ipv6", Type: "bool", Doc: "Whether the rule applies to IPv6; both prefixes must be of the same IP version as the rule.", Constraint: "*false | bool", Default: false},
+		{Name: "priority", Type: "int", Doc: "Priority of the rule.", Constraint: "int & >=0 & <=60000", Required: true},
+		{Name: "protocol", Type: "string", Doc: "Protocol of the packets; icmp only without ipv6, icmp6 only with it.", Constraint: `"any" | "icmp" | "icmp6" | "udp" | "tcp"`, Required: true},
+		{Name: "src_ports", Type: "struct", Doc: "Source ports of the packets, only with udp and tcp. If unset, all ports.", Constraint: "#CarbidePortRange", Fields: []schema.Field{
+			{Name: "end", Type: "int", Doc: "Last port, at least start.", Constraint: "int & >=0 & <=65535", Required: true},
+			{Name: "start", Type: "int", Doc: "First port.", Constraint: "int & >=0 & <=65535", Required: true},
 		}},
-		{Name: "src_prefix", Type: "string", Doc: "Where packets come from.", Constraint: "#Prefix", Required: true},
+		{Name: "src_prefix", Type: "string", Doc: "Source network of the packets.", Constraint: "#Prefix", Required: true},
 	}}},
-	{Name: "stateful_egress", Type: "bool", Doc: "Whether replies to packets that were let out are let in.", Constraint: "*false | bool", Default: false},
-	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
+	{Name: "stateful_egress", Type: "bool", Doc: "Whether replies to permitted outgoing packets are permitted.", Constraint: "*false | bool", Default: false},
+	{Name: "tenant", Type: "string", Doc: "Name of the tenant that owns the group.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	&memberDependsOn,
 	&memberDescription,
 	&memberLabels,
 	&memberLifecycle,
-	{name: "rules", doc: "The rules. Their priority orders them and, among equals, their id; their place in the list means nothing. At most 200 after expansion, where a rule counts source ports times destination ports.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSecurityRule}}}},
-	{name: "stateful_egress", doc: "Whether replies to packets that were let out are let in.", check: &check{types: isBool}, filled: true, fill: false},
-	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
+	{name: "rules", doc: "Rules of the group. They are ordered by priority, and by id if the priorities are equal; their order in the list is not significant. At most 200 after expansion, where a rule counts source ports times destination ports.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSecurityRule}}}},
+	{name: "stateful_egress", doc: "Whether replies to permitted outgoing packets are permitted.", check: &check{types: isBool}, filled: true, fill: false},
+	{name: "tenant", doc: "Name of the tenant that owns the group.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

@@ -7,36 +7,36 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideNetworkSegment, "carbide/network_segment.cue", "23f697963ed95333db61ffbf4094b9b82a678cebe9606f7517996fc59bd9938d")
+	compiledFiles.add(&kindCarbideNetworkSegment, "carbide/network_segment.cue", "4bfb280aae03e1559058743c6ae8de21b6f468f3aa55aad85ffb2e70923e4ec2")
 }
 
-var checkCarbideSegmentPrefix = check{name: "#CarbideSegmentPrefix", doc: "One block of addresses of a segment.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "gateway", doc: "The router's address, strictly inside an IPv4 block.", check: &checkIPv4},
-	{name: "prefix", doc: "The block, without host bits. It overlaps no other segment of the site; a tenant's holds at least four addresses.", check: &checkPrefix, required: true},
-	{name: "reserve_first", doc: "How many addresses from the start are never handed out.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(65535)}}}, filled: true, fill: int64(0)},
+var checkCarbideSegmentPrefix = check{name: "#CarbideSegmentPrefix", doc: "A prefix of a segment.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "gateway", doc: "Address of the gateway, strictly inside an IPv4 prefix.", check: &checkIPv4},
+	{name: "prefix", doc: "The prefix, without host bits. It must not overlap any other segment of the site; the prefix of a tenant segment contains at least four addresses.", check: &checkPrefix, required: true},
+	{name: "reserve_first", doc: "Number of addresses at the start of the prefix that are never assigned.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(65535)}}}, filled: true, fill: int64(0)},
 }}}}
 
 var kindCarbideNetworkSegment = kind{Kind: schema.Kind{Name: "carbide.network_segment", Doc: "A network segment is a subnet. The service cannot change one: every change replaces it.", Fields: []schema.Field{
-	{Name: "linknet", Type: "bool", Doc: "Whether the site made it by itself, as the link network of an instance's interface.", Constraint: "bool", Computed: true},
-	{Name: "mtu", Type: "int", Doc: "The largest packet in bytes; when left out 9000 for a tenant's segment, otherwise 1500.", Constraint: "int & >=576 & <=9000", Immutable: true},
-	{Name: "prefixes", Type: "list", Doc: "Its addresses: one block, or one for each IP version.", Constraint: "[...#CarbideSegmentPrefix]", Required: true, Immutable: true, Key: "prefix", Elem: &schema.Field{Type: "struct", Doc: "One block of addresses of a segment.", Constraint: "#CarbideSegmentPrefix", Fields: []schema.Field{
-		{Name: "gateway", Type: "string", Doc: "The router's address, strictly inside an IPv4 block.", Constraint: "#IPv4"},
-		{Name: "prefix", Type: "string", Doc: "The block, without host bits. It overlaps no other segment of the site; a tenant's holds at least four addresses.", Constraint: "#Prefix", Required: true},
-		{Name: "reserve_first", Type: "int", Doc: "How many addresses from the start are never handed out.", Constraint: "*0 | (int & >=0 & <=65535)", Default: int64(0)},
+	{Name: "linknet", Type: "bool", Doc: "Whether the site created the segment itself, as the link network of an instance's interface.", Constraint: "bool", Computed: true},
+	{Name: "mtu", Type: "int", Doc: "Maximum packet size in bytes. If unset, 9000 for a tenant segment, otherwise 1500.", Constraint: "int & >=576 & <=9000", Immutable: true},
+	{Name: "prefixes", Type: "list", Doc: "Addresses of the segment: one prefix, or one for each IP version.", Constraint: "[...#CarbideSegmentPrefix]", Required: true, Immutable: true, Key: "prefix", Elem: &schema.Field{Type: "struct", Doc: "A prefix of a segment.", Constraint: "#CarbideSegmentPrefix", Fields: []schema.Field{
+		{Name: "gateway", Type: "string", Doc: "Address of the gateway, strictly inside an IPv4 prefix.", Constraint: "#IPv4"},
+		{Name: "prefix", Type: "string", Doc: "The prefix, without host bits. It must not overlap any other segment of the site; the prefix of a tenant segment contains at least four addresses.", Constraint: "#Prefix", Required: true},
+		{Name: "reserve_first", Type: "int", Doc: "Number of addresses at the start of the prefix that are never assigned.", Constraint: "*0 | (int & >=0 & <=65535)", Default: int64(0)},
 	}}},
-	{Name: "state", Type: "string", Doc: "How far it has come: provisioning, ready, terminating.", Constraint: "string", Computed: true},
-	{Name: "subdomain_id", Type: "string", Doc: "The DNS domain of its hosts.", Constraint: "#UUID", Immutable: true},
-	{Name: "type", Type: "string", Doc: "What it is for. Flat VPCs take host_inband only, the others the rest.", Constraint: `*"tenant" | "admin" | "underlay" | "host_inband"`, Default: "tenant", Immutable: true},
-	{Name: "vpc", Type: "string", Doc: "The VPC that it belongs to.", Constraint: "#CarbideName", Required: true, Ref: "carbide.vpc", Immutable: true},
+	{Name: "state", Type: "string", Doc: "State of the segment: provisioning, ready, terminating.", Constraint: "string", Computed: true},
+	{Name: "subdomain_id", Type: "string", Doc: "Id of the DNS domain of the segment's hosts.", Constraint: "#UUID", Immutable: true},
+	{Name: "type", Type: "string", Doc: "Purpose of the segment. Flat VPCs accept only host_inband, other VPCs accept the other types.", Constraint: `*"tenant" | "admin" | "underlay" | "host_inband"`, Default: "tenant", Immutable: true},
+	{Name: "vpc", Type: "string", Doc: "Name of the VPC that the segment belongs to.", Constraint: "#CarbideName", Required: true, Ref: "carbide.vpc", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	&memberDependsOn,
 	&memberLifecycle,
-	{name: "linknet", doc: "Whether the site made it by itself, as the link network of an instance's interface.", check: &check{types: isBool}, computed: true},
-	{name: "mtu", doc: "The largest packet in bytes; when left out 9000 for a tenant's segment, otherwise 1500.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(576)}, bound{op: "<=", limit: int64(9000)}}}},
-	{name: "prefixes", doc: "Its addresses: one block, or one for each IP version.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSegmentPrefix}}}, required: true},
-	{name: "state", doc: "How far it has come: provisioning, ready, terminating.", check: &check{types: isString}, computed: true},
-	{name: "subdomain_id", doc: "The DNS domain of its hosts.", check: &checkUUID},
+	{name: "linknet", doc: "Whether the site created the segment itself, as the link network of an instance's interface.", check: &check{types: isBool}, computed: true},
+	{name: "mtu", doc: "Maximum packet size in bytes. If unset, 9000 for a tenant segment, otherwise 1500.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(576)}, bound{op: "<=", limit: int64(9000)}}}},
+	{name: "prefixes", doc: "Addresses of the segment: one prefix, or one for each IP version.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSegmentPrefix}}}, required: true},
+	{name: "state", doc: "State of the segment: provisioning, ready, terminating.", check: &check{types: isString}, computed: true},
+	{name: "subdomain_id", doc: "Id of the DNS domain of the segment's hosts.", check: &checkUUID},
 	&memberTimeouts,
-	{name: "type", doc: "What it is for. Flat VPCs take host_inband only, the others the rest.", check: &check{types: isString, tests: []test{&enum{values: []any{"tenant", "admin", "underlay", "host_inband"}}}}, filled: true, fill: "tenant"},
-	{name: "vpc", doc: "The VPC that it belongs to.", check: &checkCarbideName, required: true},
+	{name: "type", doc: "Purpose of the segment. Flat VPCs accept only host_inband, other VPCs accept the other types.", check: &check{types: isString, tests: []test{&enum{values: []any{"tenant", "admin", "underlay", "host_inband"}}}}, filled: true, fill: "tenant"},
+	{name: "vpc", doc: "Name of the VPC that the segment belongs to.", check: &checkCarbideName, required: true},
 }}}}, external: &checkExternal}

@@ -7,18 +7,18 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideNvlinkLogicalPartition, "carbide/nvlink_logical_partition.cue", "c7f28bad950fb6f7866d580cc9e65088f08871525ebe3fbb62429f31836ce5ef")
+	compiledFiles.add(&kindCarbideNvlinkLogicalPartition, "carbide/nvlink_logical_partition.cue", "7a3f1bc22173a2f0254f10da13224ac5c623284df11e285e76571d98c5480a27")
 }
 
-var kindCarbideNvlinkLogicalPartition = kind{Kind: schema.Kind{Name: "carbide.nvlink_logical_partition", Doc: "An NVLink logical partition is a set of GPUs of a tenant's instances that reach each other through NVLink; instances say which of their GPUs belong to it. The service keeps no labels for it. It cannot be deleted while an instance uses it. A deleted one is of no use to anybody, but a site without NVLink keeps it as terminating for good; converge regards it as gone.", Fields: []schema.Field{
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
-	{Name: "state", Type: "string", Doc: "How far it has come: ready, updating, failed.", Constraint: "string", Computed: true},
-	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
+var kindCarbideNvlinkLogicalPartition = kind{Kind: schema.Kind{Name: "carbide.nvlink_logical_partition", Doc: "An NVLink logical partition is a set of GPUs that communicate over NVLink. The GPUs belong to instances of one tenant; each instance states which of its GPUs are in the partition. The service stores no labels for it. A partition cannot be deleted while an instance uses it. A deleted partition can no longer be used, but a site without NVLink keeps it as terminating forever; converge treats it as deleted.", Fields: []schema.Field{
+	{Name: "description", Type: "string", Doc: "Description of the partition; at most 1024 bytes.", Constraint: "#CarbideDescription"},
+	{Name: "state", Type: "string", Doc: "State of the partition: ready, updating, failed.", Constraint: "string", Computed: true},
+	{Name: "tenant", Type: "string", Doc: "Name of the tenant that owns the partition.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	&memberDependsOn,
-	{name: "description", doc: "What it is for; at most 1024 bytes.", check: &checkCarbideDescription},
+	{name: "description", doc: "Description of the partition; at most 1024 bytes.", check: &checkCarbideDescription},
 	&memberLifecycle,
-	{name: "state", doc: "How far it has come: ready, updating, failed.", check: &check{types: isString}, computed: true},
-	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
+	{name: "state", doc: "State of the partition: ready, updating, failed.", check: &check{types: isString}, computed: true},
+	{name: "tenant", doc: "Name of the tenant that owns the partition.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

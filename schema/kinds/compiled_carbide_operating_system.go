@@ -7,76 +7,76 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideOperatingSystem, "carbide/operating_system.cue", "8da147b4d158309143b1345f9e7846c63fab8476b6006af5298e824c22ed5dc4")
+	compiledFiles.add(&kindCarbideOperatingSystem, "carbide/operating_system.cue", "530baeb164400b52daefead05e5990ac00f829b969e28e8df622914fff6027f1")
 }
 
-var checkCarbideArtifactCopy = check{name: "#CarbideArtifactCopy", doc: "Where the site has a copy of an artifact.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "name", doc: "The artifact.", check: &check{types: isString}},
-	{name: "url", doc: "The copy.", check: &check{types: isString}},
+var checkCarbideArtifactCopy = check{name: "#CarbideArtifactCopy", doc: "Location of the site's copy of an artifact.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "name", doc: "Name of the artifact.", check: &check{types: isString}},
+	{name: "url", doc: "URL of the copy.", check: &check{types: isString}},
 }}}}
 
-var checkCarbideTemplateArtifact = check{name: "#CarbideTemplateArtifact", doc: "A file for a template.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "auth_token", doc: "What authorizes the request. The service tells it in clear to everybody who may read the entry.", check: &checkSecret, secret: true},
-	{name: "auth_type", doc: "How the request for it is authorized, for example bearer.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,255}$`}}}},
-	{name: "cache", doc: "Whether hosts get it from the site's copy: if there is one, never because it is local anyway, always, or never.", check: &check{types: isString, tests: []test{&enum{values: []any{"as_needed", "local_only", "cached_only", "remote_only"}}}}, filled: true, fill: "as_needed"},
-	{name: "name", doc: "Which one; upper and lower case are the same.", check: &checkCarbideTemplateName, required: true},
-	{name: "sha", doc: "The digest of its content.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,255}$`}}}},
-	{name: "url", doc: "Where it comes from.", check: &check{types: isString, tests: []test{&pattern{text: `^[^\s\v\x85\p{Z}]+$`}, &size{of: "strings.MaxRunes", max: 4096}}}, required: true},
+var checkCarbideTemplateArtifact = check{name: "#CarbideTemplateArtifact", doc: "A file that a template loads.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "auth_token", doc: "Credential that authorizes the download request. The service returns it in cleartext to everyone who may read the entry.", check: &checkSecret, secret: true},
+	{name: "auth_type", doc: "Authorization scheme of the download request, for example bearer.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,255}$`}}}},
+	{name: "cache", doc: "Whether hosts get the file from the site's copy: if there is one (as_needed), never because the file is local anyway (local_only), always (cached_only), or never (remote_only).", check: &check{types: isString, tests: []test{&enum{values: []any{"as_needed", "local_only", "cached_only", "remote_only"}}}}, filled: true, fill: "as_needed"},
+	{name: "name", doc: "Name of the artifact; case-insensitive.", check: &checkCarbideTemplateName, required: true},
+	{name: "sha", doc: "Digest of the file's content.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,255}$`}}}},
+	{name: "url", doc: "URL of the file.", check: &check{types: isString, tests: []test{&pattern{text: `^[^\s\v\x85\p{Z}]+$`}, &size{of: "strings.MaxRunes", max: 4096}}}, required: true},
 }}}}
 
-var checkCarbideTemplateName = check{name: "#CarbideTemplateName", doc: "What a template calls something: 1 to 255 characters on one line, of which neither the first nor the last is a blank.", types: isString, tests: []test{&pattern{text: `^[^\s\v\x85\p{Z}](.{0,253}\S)?$`}}}
+var checkCarbideTemplateName = check{name: "#CarbideTemplateName", doc: "The name of a parameter or artifact of a template: 1 to 255 characters on one line, without leading or trailing whitespace.", types: isString, tests: []test{&pattern{text: `^[^\s\v\x85\p{Z}](.{0,253}\S)?$`}}}
 
-var checkCarbideTemplateParameter = check{name: "#CarbideTemplateParameter", doc: "A value for a template.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "name", doc: "Which one; upper and lower case are the same. The site's own, such as base_url and console, cannot be given.", check: &checkCarbideTemplateName, required: true},
-	{name: "value", doc: "What it is.", check: &check{types: isString, tests: []test{&size{of: "strings.MaxRunes", max: 65536}}}, required: true},
+var checkCarbideTemplateParameter = check{name: "#CarbideTemplateParameter", doc: "A parameter of a template.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "name", doc: "Name of the parameter; case-insensitive. The site's own parameters, such as base_url and console, cannot be set.", check: &checkCarbideTemplateName, required: true},
+	{name: "value", doc: "Value of the parameter.", check: &check{types: isString, tests: []test{&size{of: "strings.MaxRunes", max: 65536}}}, required: true},
 }}}}
 
-var kindCarbideOperatingSystem = kind{Kind: schema.Kind{Name: "carbide.operating_system", Doc: "An operating system is an entry of the site's library from which instances boot: an iPXE script, or one of the site's templates with what fills it. Older sites have no library.", Fields: []schema.Field{
-	{Name: "active", Type: "bool", Doc: "Whether instances may boot it.", Constraint: "*true | bool", Default: true},
-	{Name: "allow_override", Type: "bool", Doc: "Whether an instance may bring user data of its own.", Constraint: "*true | bool", Default: true},
-	{Name: "artifacts", Type: "list", Doc: "Files that the template loads.", Constraint: "[...#CarbideTemplateArtifact]", Key: "name", Elem: &schema.Field{Type: "struct", Doc: "A file for a template.", Constraint: "#CarbideTemplateArtifact", Fields: []schema.Field{
-		{Name: "auth_token", Type: "struct", Doc: "What authorizes the request. The service tells it in clear to everybody who may read the entry.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-			{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
+var kindCarbideOperatingSystem = kind{Kind: schema.Kind{Name: "carbide.operating_system", Doc: "An operating system is an entry of the site's library that instances boot from. It is an iPXE script, or one of the site's templates with its parameters and artifacts. Older sites have no library.", Fields: []schema.Field{
+	{Name: "active", Type: "bool", Doc: "Whether instances may boot the operating system.", Constraint: "*true | bool", Default: true},
+	{Name: "allow_override", Type: "bool", Doc: "Whether an instance may set its own user data.", Constraint: "*true | bool", Default: true},
+	{Name: "artifacts", Type: "list", Doc: "Files that the template loads.", Constraint: "[...#CarbideTemplateArtifact]", Key: "name", Elem: &schema.Field{Type: "struct", Doc: "A file that a template loads.", Constraint: "#CarbideTemplateArtifact", Fields: []schema.Field{
+		{Name: "auth_token", Type: "struct", Doc: "Credential that authorizes the download request. The service returns it in cleartext to everyone who may read the entry.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
+			{Name: "from", Type: "string", Doc: "The source of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 		}},
-		{Name: "auth_type", Type: "string", Doc: "How the request for it is authorized, for example bearer.", Constraint: `=~"^\\S{1,255}$"`},
-		{Name: "cache", Type: "string", Doc: "Whether hosts get it from the site's copy: if there is one, never because it is local anyway, always, or never.", Constraint: `*"as_needed" | "local_only" | "cached_only" | "remote_only"`, Default: "as_needed"},
-		{Name: "name", Type: "string", Doc: "Which one; upper and lower case are the same.", Constraint: "#CarbideTemplateName", Required: true},
-		{Name: "sha", Type: "string", Doc: "The digest of its content.", Constraint: `=~"^\\S{1,255}$"`},
-		{Name: "url", Type: "string", Doc: "Where it comes from.", Constraint: `=~"^[^\\s\\v\\x85\\p{Z}]+$" & strings.MaxRunes(4096)`, Required: true},
+		{Name: "auth_type", Type: "string", Doc: "Authorization scheme of the download request, for example bearer.", Constraint: `=~"^\\S{1,255}$"`},
+		{Name: "cache", Type: "string", Doc: "Whether hosts get the file from the site's copy: if there is one (as_needed), never because the file is local anyway (local_only), always (cached_only), or never (remote_only).", Constraint: `*"as_needed" | "local_only" | "cached_only" | "remote_only"`, Default: "as_needed"},
+		{Name: "name", Type: "string", Doc: "Name of the artifact; case-insensitive.", Constraint: "#CarbideTemplateName", Required: true},
+		{Name: "sha", Type: "string", Doc: "Digest of the file's content.", Constraint: `=~"^\\S{1,255}$"`},
+		{Name: "url", Type: "string", Doc: "URL of the file.", Constraint: `=~"^[^\\s\\v\\x85\\p{Z}]+$" & strings.MaxRunes(4096)`, Required: true},
 	}}},
-	{Name: "copies", Type: "list", Doc: "The copies that the site has of artifacts. They are lost when the artifacts or the definition change.", Constraint: "[...#CarbideArtifactCopy]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "Where the site has a copy of an artifact.", Constraint: "#CarbideArtifactCopy", Fields: []schema.Field{
-		{Name: "name", Type: "string", Doc: "The artifact.", Constraint: "string"},
-		{Name: "url", Type: "string", Doc: "The copy.", Constraint: "string"},
+	{Name: "copies", Type: "list", Doc: "Copies of artifacts that the site has. They are lost when the artifacts or the definition change.", Constraint: "[...#CarbideArtifactCopy]", Computed: true, Elem: &schema.Field{Type: "struct", Doc: "Location of the site's copy of an artifact.", Constraint: "#CarbideArtifactCopy", Fields: []schema.Field{
+		{Name: "name", Type: "string", Doc: "Name of the artifact.", Constraint: "string"},
+		{Name: "url", Type: "string", Doc: "URL of the copy.", Constraint: "string"},
 	}}},
-	{Name: "definition_hash", Type: "string", Doc: "Tells definitions apart; made by the service from template, parameters and artifacts.", Constraint: "string", Computed: true},
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(1024)"},
-	{Name: "parameters", Type: "list", Doc: "What fills the template, beside the artifacts. The order counts where the template takes parameters that it does not name, and a name may be there more than once.", Constraint: "[...#CarbideTemplateParameter]", Elem: &schema.Field{Type: "struct", Doc: "A value for a template.", Constraint: "#CarbideTemplateParameter", Fields: []schema.Field{
-		{Name: "name", Type: "string", Doc: "Which one; upper and lower case are the same. The site's own, such as base_url and console, cannot be given.", Constraint: "#CarbideTemplateName", Required: true},
-		{Name: "value", Type: "string", Doc: "What it is.", Constraint: "strings.MaxRunes(65536)", Required: true},
+	{Name: "definition_hash", Type: "string", Doc: "Hash that identifies the definition; computed by the service from template, parameters and artifacts.", Constraint: "string", Computed: true},
+	{Name: "description", Type: "string", Doc: "Description of the operating system; at most 1024 bytes.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(1024)"},
+	{Name: "parameters", Type: "list", Doc: "Parameters of the template, in addition to the artifacts. The order is significant if the template takes parameters that it does not name; a name may occur more than once.", Constraint: "[...#CarbideTemplateParameter]", Elem: &schema.Field{Type: "struct", Doc: "A parameter of a template.", Constraint: "#CarbideTemplateParameter", Fields: []schema.Field{
+		{Name: "name", Type: "string", Doc: "Name of the parameter; case-insensitive. The site's own parameters, such as base_url and console, cannot be set.", Constraint: "#CarbideTemplateName", Required: true},
+		{Name: "value", Type: "string", Doc: "Value of the parameter.", Constraint: "strings.MaxRunes(65536)", Required: true},
 	}}},
-	{Name: "phone_home_enabled", Type: "bool", Doc: "Whether an instance counts as ready only after it has called the site.", Constraint: "*false | bool", Default: false},
-	{Name: "script", Type: "string", Doc: "The script, or the URL of one; only with type ipxe.", Constraint: `=~"[^\\s\\v\\x85\\p{Z}]"`},
-	{Name: "state", Type: "string", Doc: "How far it has come: provisioning while the site lacks a copy of an artifact that must come from one, then ready.", Constraint: "string", Computed: true},
-	{Name: "template", Type: "string", Doc: "The site's template, by id; only with type template. The ids are the same on most sites; the service's ListIpxeTemplates tells.", Constraint: "#UUID"},
-	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
-	{Name: "type", Type: "string", Doc: "Whether it is a script of its own or made from a template.", Constraint: `*"ipxe" | "template"`, Default: "ipxe", Immutable: true},
-	{Name: "user_data", Type: "string", Doc: "What the operating system gets at its first boot, such as cloud-config, unless the instance says otherwise.", Constraint: `=~"."`},
+	{Name: "phone_home_enabled", Type: "bool", Doc: "Whether an instance counts as ready only after it has phoned home to the site.", Constraint: "*false | bool", Default: false},
+	{Name: "script", Type: "string", Doc: "iPXE script, or the URL of one; only with type ipxe.", Constraint: `=~"[^\\s\\v\\x85\\p{Z}]"`},
+	{Name: "state", Type: "string", Doc: "State of the operating system: provisioning while the site lacks a copy of an artifact that must come from one, then ready.", Constraint: "string", Computed: true},
+	{Name: "template", Type: "string", Doc: "Id of the site's template; only with type template. The ids are the same on most sites; the service's ListIpxeTemplates call returns them.", Constraint: "#UUID"},
+	{Name: "tenant", Type: "string", Doc: "Name of the tenant that owns the operating system.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
+	{Name: "type", Type: "string", Doc: "Whether the operating system is an iPXE script of its own or created from a template.", Constraint: `*"ipxe" | "template"`, Default: "ipxe", Immutable: true},
+	{Name: "user_data", Type: "string", Doc: "User data that the operating system gets at its first boot, such as cloud-config, unless the instance sets its own.", Constraint: `=~"."`},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "active", doc: "Whether instances may boot it.", check: &check{types: isBool}, filled: true, fill: true},
-	{name: "allow_override", doc: "Whether an instance may bring user data of its own.", check: &check{types: isBool}, filled: true, fill: true},
+	{name: "active", doc: "Whether instances may boot the operating system.", check: &check{types: isBool}, filled: true, fill: true},
+	{name: "allow_override", doc: "Whether an instance may set its own user data.", check: &check{types: isBool}, filled: true, fill: true},
 	{name: "artifacts", doc: "Files that the template loads.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideTemplateArtifact}}}},
-	{name: "copies", doc: "The copies that the site has of artifacts. They are lost when the artifacts or the definition change.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideArtifactCopy}}}, computed: true},
-	{name: "definition_hash", doc: "Tells definitions apart; made by the service from template, parameters and artifacts.", check: &check{types: isString}, computed: true},
+	{name: "copies", doc: "Copies of artifacts that the site has. They are lost when the artifacts or the definition change.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideArtifactCopy}}}, computed: true},
+	{name: "definition_hash", doc: "Hash that identifies the definition; computed by the service from template, parameters and artifacts.", check: &check{types: isString}, computed: true},
 	&memberDependsOn,
-	{name: "description", doc: "What it is for; at most 1024 bytes.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 1024}}}},
+	{name: "description", doc: "Description of the operating system; at most 1024 bytes.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 1024}}}},
 	&memberLifecycle,
-	{name: "parameters", doc: "What fills the template, beside the artifacts. The order counts where the template takes parameters that it does not name, and a name may be there more than once.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideTemplateParameter}}}},
-	{name: "phone_home_enabled", doc: "Whether an instance counts as ready only after it has called the site.", check: &check{types: isBool}, filled: true, fill: false},
-	{name: "script", doc: "The script, or the URL of one; only with type ipxe.", check: &check{types: isString, tests: []test{&pattern{text: `[^\s\v\x85\p{Z}]`}}}},
-	{name: "state", doc: "How far it has come: provisioning while the site lacks a copy of an artifact that must come from one, then ready.", check: &check{types: isString}, computed: true},
-	{name: "template", doc: "The site's template, by id; only with type template. The ids are the same on most sites; the service's ListIpxeTemplates tells.", check: &checkUUID},
-	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
+	{name: "parameters", doc: "Parameters of the template, in addition to the artifacts. The order is significant if the template takes parameters that it does not name; a name may occur more than once.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideTemplateParameter}}}},
+	{name: "phone_home_enabled", doc: "Whether an instance counts as ready only after it has phoned home to the site.", check: &check{types: isBool}, filled: true, fill: false},
+	{name: "script", doc: "iPXE script, or the URL of one; only with type ipxe.", check: &check{types: isString, tests: []test{&pattern{text: `[^\s\v\x85\p{Z}]`}}}},
+	{name: "state", doc: "State of the operating system: provisioning while the site lacks a copy of an artifact that must come from one, then ready.", check: &check{types: isString}, computed: true},
+	{name: "template", doc: "Id of the site's template; only with type template. The ids are the same on most sites; the service's ListIpxeTemplates call returns them.", check: &checkUUID},
+	{name: "tenant", doc: "Name of the tenant that owns the operating system.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
-	{name: "type", doc: "Whether it is a script of its own or made from a template.", check: &check{types: isString, tests: []test{&enum{values: []any{"ipxe", "template"}}}}, filled: true, fill: "ipxe"},
-	{name: "user_data", doc: "What the operating system gets at its first boot, such as cloud-config, unless the instance says otherwise.", check: &check{types: isString, tests: []test{&pattern{text: "."}}}},
+	{name: "type", doc: "Whether the operating system is an iPXE script of its own or created from a template.", check: &check{types: isString, tests: []test{&enum{values: []any{"ipxe", "template"}}}}, filled: true, fill: "ipxe"},
+	{name: "user_data", doc: "User data that the operating system gets at its first boot, such as cloud-config, unless the instance sets its own.", check: &check{types: isString, tests: []test{&pattern{text: "."}}}},
 }}}}, external: &checkExternal}

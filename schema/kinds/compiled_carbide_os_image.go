@@ -7,42 +7,42 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideOsImage, "carbide/os_image.cue", "b3893f687b5c5a522084b4d3300eaf7fb689a08a244f63ced22389bfa6c0fd17")
+	compiledFiles.add(&kindCarbideOsImage, "carbide/os_image.cue", "a94dc6c936e7faf6801c79ef0501127a0da623ca917a77dfce9b25a1fc18f9d0")
 }
 
-var checkCarbideFileSystemLabel = check{name: "#CarbideFileSystemLabel", doc: "The label of a file system: 1 to 64 characters on one line, of which neither the first nor the last is a blank.", types: isString, tests: []test{&pattern{text: `^\S(.{0,62}\S)?$`}}}
+var checkCarbideFileSystemLabel = check{name: "#CarbideFileSystemLabel", doc: "The label of a file system: 1 to 64 characters on one line, without leading or trailing whitespace.", types: isString, tests: []test{&pattern{text: `^\S(.{0,62}\S)?$`}}}
 
-var kindCarbideOsImage = kind{Kind: schema.Kind{Name: "carbide.os_image", Doc: "An OS image is a disk image from which instances boot. Where it comes from cannot change. The service's switch for a volume is not here: it has no effect.", Fields: []schema.Field{
-	{Name: "auth_token", Type: "struct", Doc: "What authorizes the request. The service tells it in clear to everybody who may read the image.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
-		{Name: "from", Type: "string", Doc: "The place of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
+var kindCarbideOsImage = kind{Kind: schema.Kind{Name: "carbide.os_image", Doc: "An OS image is a disk image that instances boot from. Its source cannot change. The service's option to create a volume is not available here because it has no effect.", Fields: []schema.Field{
+	{Name: "auth_token", Type: "struct", Doc: "Credential that authorizes the download request. The service returns it in cleartext to everyone who may read the image.", Constraint: "#Secret", Secret: true, Fields: []schema.Field{
+		{Name: "from", Type: "string", Doc: "The source of a secret: env:NAME or file:PATH.", Constraint: "#SecretPlace", Required: true},
 	}},
-	{Name: "auth_type", Type: "string", Doc: "How the request for it is authorized, for example bearer.", Constraint: `=~"^\\S{1,64}$"`},
-	{Name: "boot_disk", Type: "string", Doc: "The disk to boot from.", Constraint: `=~"^\\S{1,64}$"`},
-	{Name: "bootfs_id", Type: "string", Doc: "The id of the file system with the kernel.", Constraint: `=~"^\\S{1,64}$"`},
-	{Name: "capacity", Type: "int", Doc: "The size of the disk that it needs, in bytes.", Constraint: "int & >=1 & <=1152921504606846976", Immutable: true},
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(1024)"},
-	{Name: "digest", Type: "string", Doc: "The digest of its content.", Constraint: `=~"^\\S{1,255}$"`, Required: true, Immutable: true},
-	{Name: "efifs_id", Type: "string", Doc: "The id of the EFI file system.", Constraint: `=~"^\\S{1,64}$"`},
-	{Name: "rootfs_id", Type: "string", Doc: "The id of the file system with the root folder.", Constraint: `=~"^\\S{1,64}$"`, Immutable: true},
-	{Name: "rootfs_label", Type: "string", Doc: "The label of the file system with the root folder.", Constraint: "#CarbideFileSystemLabel", Immutable: true},
-	{Name: "source_url", Type: "string", Doc: "Where it comes from.", Constraint: `=~"^\\S+$" & strings.MaxRunes(4096)`, Required: true, Immutable: true},
-	{Name: "state", Type: "string", Doc: "Its status: ready, which is the only one in use today, uninitialized, in_progress, failed, disabled.", Constraint: "string", Computed: true},
-	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
+	{Name: "auth_type", Type: "string", Doc: "Authorization scheme of the download request, for example bearer.", Constraint: `=~"^\\S{1,64}$"`},
+	{Name: "boot_disk", Type: "string", Doc: "Disk to boot from.", Constraint: `=~"^\\S{1,64}$"`},
+	{Name: "bootfs_id", Type: "string", Doc: "Id of the file system that contains the kernel.", Constraint: `=~"^\\S{1,64}$"`},
+	{Name: "capacity", Type: "int", Doc: "Size of the disk that the image requires, in bytes.", Constraint: "int & >=1 & <=1152921504606846976", Immutable: true},
+	{Name: "description", Type: "string", Doc: "Description of the image; at most 1024 bytes.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(1024)"},
+	{Name: "digest", Type: "string", Doc: "Digest of the image's content.", Constraint: `=~"^\\S{1,255}$"`, Required: true, Immutable: true},
+	{Name: "efifs_id", Type: "string", Doc: "Id of the EFI file system.", Constraint: `=~"^\\S{1,64}$"`},
+	{Name: "rootfs_id", Type: "string", Doc: "Id of the root file system.", Constraint: `=~"^\\S{1,64}$"`, Immutable: true},
+	{Name: "rootfs_label", Type: "string", Doc: "Label of the root file system.", Constraint: "#CarbideFileSystemLabel", Immutable: true},
+	{Name: "source_url", Type: "string", Doc: "URL that the image is downloaded from.", Constraint: `=~"^\\S+$" & strings.MaxRunes(4096)`, Required: true, Immutable: true},
+	{Name: "state", Type: "string", Doc: "State of the image: ready, which is the only one in use today, uninitialized, in_progress, failed, disabled.", Constraint: "string", Computed: true},
+	{Name: "tenant", Type: "string", Doc: "Name of the tenant that owns the image.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
 }}, name: &checkCarbideShortName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "auth_token", doc: "What authorizes the request. The service tells it in clear to everybody who may read the image.", check: &checkSecret, secret: true},
-	{name: "auth_type", doc: "How the request for it is authorized, for example bearer.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
-	{name: "boot_disk", doc: "The disk to boot from.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
-	{name: "bootfs_id", doc: "The id of the file system with the kernel.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
-	{name: "capacity", doc: "The size of the disk that it needs, in bytes.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(1152921504606846976)}}}},
+	{name: "auth_token", doc: "Credential that authorizes the download request. The service returns it in cleartext to everyone who may read the image.", check: &checkSecret, secret: true},
+	{name: "auth_type", doc: "Authorization scheme of the download request, for example bearer.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
+	{name: "boot_disk", doc: "Disk to boot from.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
+	{name: "bootfs_id", doc: "Id of the file system that contains the kernel.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
+	{name: "capacity", doc: "Size of the disk that the image requires, in bytes.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(1152921504606846976)}}}},
 	&memberDependsOn,
-	{name: "description", doc: "What it is for; at most 1024 bytes.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 1024}}}},
-	{name: "digest", doc: "The digest of its content.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,255}$`}}}, required: true},
-	{name: "efifs_id", doc: "The id of the EFI file system.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
+	{name: "description", doc: "Description of the image; at most 1024 bytes.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 1024}}}},
+	{name: "digest", doc: "Digest of the image's content.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,255}$`}}}, required: true},
+	{name: "efifs_id", doc: "Id of the EFI file system.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
 	&memberLifecycle,
-	{name: "rootfs_id", doc: "The id of the file system with the root folder.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
-	{name: "rootfs_label", doc: "The label of the file system with the root folder.", check: &checkCarbideFileSystemLabel},
-	{name: "source_url", doc: "Where it comes from.", check: &check{types: isString, tests: []test{&pattern{text: `^\S+$`}, &size{of: "strings.MaxRunes", max: 4096}}}, required: true},
-	{name: "state", doc: "Its status: ready, which is the only one in use today, uninitialized, in_progress, failed, disabled.", check: &check{types: isString}, computed: true},
-	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
+	{name: "rootfs_id", doc: "Id of the root file system.", check: &check{types: isString, tests: []test{&pattern{text: `^\S{1,64}$`}}}},
+	{name: "rootfs_label", doc: "Label of the root file system.", check: &checkCarbideFileSystemLabel},
+	{name: "source_url", doc: "URL that the image is downloaded from.", check: &check{types: isString, tests: []test{&pattern{text: `^\S+$`}, &size{of: "strings.MaxRunes", max: 4096}}}, required: true},
+	{name: "state", doc: "State of the image: ready, which is the only one in use today, uninitialized, in_progress, failed, disabled.", check: &check{types: isString}, computed: true},
+	{name: "tenant", doc: "Name of the tenant that owns the image.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

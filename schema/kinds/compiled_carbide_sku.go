@@ -7,104 +7,104 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideSku, "carbide/sku.cue", "d5190a6c94d3aaf3d8234b1e41bb7b9eedd543760368f421ca3e648d2860289e")
+	compiledFiles.add(&kindCarbideSku, "carbide/sku.cue", "ce9f87aeff12d19afacf3db03bd89ebdb360734bb72915eec5b93cf5fa796592")
 }
 
-var checkCarbideSKUCPU = check{name: "#CarbideSKUCPU", doc: "Processors of a SKU that are alike.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "count", doc: "How many sockets.", check: &checkCarbideCount, required: true},
-	{name: "model", doc: "The model.", check: &checkCarbideText, required: true},
-	{name: "thread_count", doc: "How many threads each has.", check: &checkCarbideCount, required: true},
-	{name: "vendor", doc: "The maker.", check: &checkCarbideText},
+var checkCarbideSKUCPU = check{name: "#CarbideSKUCPU", doc: "Identical processors of a SKU.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "count", doc: "Number of sockets.", check: &checkCarbideCount, required: true},
+	{name: "model", doc: "Model of the processors.", check: &checkCarbideText, required: true},
+	{name: "thread_count", doc: "Number of threads of each processor.", check: &checkCarbideCount, required: true},
+	{name: "vendor", doc: "Vendor of the processors.", check: &checkCarbideText},
 }}}}
 
 var checkCarbideSKUChassis = check{name: "#CarbideSKUChassis", doc: "The chassis of a SKU.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "architecture", doc: "The architecture of the processors, for example x86_64.", check: &checkCarbideText, required: true},
-	{name: "model", doc: "The model.", check: &checkCarbideText, required: true},
-	{name: "vendor", doc: "The maker.", check: &checkCarbideText},
+	{name: "architecture", doc: "Architecture of the processors, for example x86_64.", check: &checkCarbideText, required: true},
+	{name: "model", doc: "Model of the chassis.", check: &checkCarbideText, required: true},
+	{name: "vendor", doc: "Vendor of the chassis.", check: &checkCarbideText},
 }}}}
 
-var checkCarbideSKUGPU = check{name: "#CarbideSKUGPU", doc: "GPUs of a SKU that are alike.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "count", doc: "How many.", check: &checkCarbideCount, required: true},
-	{name: "model", doc: "The model.", check: &checkCarbideText, required: true},
-	{name: "total_memory", doc: "The memory of each, as the machine reports it. Machines are not checked for it.", check: &checkCarbideText},
-	{name: "vendor", doc: "The maker.", check: &checkCarbideText},
+var checkCarbideSKUGPU = check{name: "#CarbideSKUGPU", doc: "Identical GPUs of a SKU.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "count", doc: "Number of GPUs.", check: &checkCarbideCount, required: true},
+	{name: "model", doc: "Model of the GPUs.", check: &checkCarbideText, required: true},
+	{name: "total_memory", doc: "Memory of each GPU, as reported by the machine. Machines are not verified against it.", check: &checkCarbideText},
+	{name: "vendor", doc: "Vendor of the GPUs.", check: &checkCarbideText},
 }}}}
 
-var checkCarbideSKUInfiniband = check{name: "#CarbideSKUInfiniband", doc: "InfiniBand devices of a SKU that are alike.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "count", doc: "How many.", check: &checkCarbideCount, required: true},
-	{name: "inactive_devices", doc: "The numbers of those that must be inactive, in rising order.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideCount}}}},
-	{name: "model", doc: "The model.", check: &checkCarbideText, required: true},
-	{name: "vendor", doc: "The maker.", check: &checkCarbideText},
+var checkCarbideSKUInfiniband = check{name: "#CarbideSKUInfiniband", doc: "Identical InfiniBand devices of a SKU.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "count", doc: "Number of devices.", check: &checkCarbideCount, required: true},
+	{name: "inactive_devices", doc: "Indexes of the devices that must be inactive, in ascending order.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideCount}}}},
+	{name: "model", doc: "Model of the devices.", check: &checkCarbideText, required: true},
+	{name: "vendor", doc: "Vendor of the devices.", check: &checkCarbideText},
 }}}}
 
-var checkCarbideSKUMemory = check{name: "#CarbideSKUMemory", doc: "Memory modules of a SKU that are alike.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "capacity_mb", doc: "The size of each, in megabytes.", check: &checkCarbideCount, required: true},
-	{name: "count", doc: "How many.", check: &checkCarbideCount, required: true},
-	{name: "memory_type", doc: "The type, for example DDR5.", check: &checkCarbideText, required: true},
+var checkCarbideSKUMemory = check{name: "#CarbideSKUMemory", doc: "Identical memory modules of a SKU.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "capacity_mb", doc: "Capacity of each module, in megabytes.", check: &checkCarbideCount, required: true},
+	{name: "count", doc: "Number of modules.", check: &checkCarbideCount, required: true},
+	{name: "memory_type", doc: "Type of the modules, for example DDR5.", check: &checkCarbideText, required: true},
 }}}}
 
-var checkCarbideSKUStorage = check{name: "#CarbideSKUStorage", doc: "Disks of a SKU that are alike. The service keeps neither their maker nor their size.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "count", doc: "How many.", check: &checkCarbideCount, required: true},
-	{name: "model", doc: "The model.", check: &checkCarbideText, required: true},
+var checkCarbideSKUStorage = check{name: "#CarbideSKUStorage", doc: "Identical disks of a SKU. The service stores neither their vendor nor their size.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "count", doc: "Number of disks.", check: &checkCarbideCount, required: true},
+	{name: "model", doc: "Model of the disks.", check: &checkCarbideText, required: true},
 }}}}
 
 var checkCarbideSKUTPM = check{name: "#CarbideSKUTPM", doc: "The trusted platform module of a SKU.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "vendor", doc: "The maker, as the module reports it. Machines are not checked for it.", check: &checkCarbideText},
-	{name: "version", doc: "The version of the specification that it follows.", check: &checkCarbideText, required: true},
+	{name: "vendor", doc: "Vendor, as reported by the module. Machines are not verified against it.", check: &checkCarbideText},
+	{name: "version", doc: "Version of the specification that the module implements.", check: &checkCarbideText, required: true},
 }}}}
 
-var kindCarbideSku = kind{Kind: schema.Kind{Name: "carbide.sku", Doc: "A SKU says which parts a machine consists of; machines that belong to it are checked against it. Its name is the SKU's id. No two SKUs of the site say the same. Only the administrator's role may make, change and delete SKUs.", Fields: []schema.Field{
-	{Name: "chassis", Type: "struct", Doc: "The chassis.", Constraint: "#CarbideSKUChassis", Required: true, Disruption: "verification", Fields: []schema.Field{
-		{Name: "architecture", Type: "string", Doc: "The architecture of the processors, for example x86_64.", Constraint: "#CarbideText", Required: true},
-		{Name: "model", Type: "string", Doc: "The model.", Constraint: "#CarbideText", Required: true},
-		{Name: "vendor", Type: "string", Doc: "The maker.", Constraint: "#CarbideText"},
+var kindCarbideSku = kind{Kind: schema.Kind{Name: "carbide.sku", Doc: "A SKU lists the hardware components of a machine. Machines that belong to it are verified against it. Its name is the id of the SKU. No two SKUs of the site may describe the same hardware. Only the administrator role may create, change and delete SKUs.", Fields: []schema.Field{
+	{Name: "chassis", Type: "struct", Doc: "Chassis of the machine.", Constraint: "#CarbideSKUChassis", Required: true, Disruption: "verification", Fields: []schema.Field{
+		{Name: "architecture", Type: "string", Doc: "Architecture of the processors, for example x86_64.", Constraint: "#CarbideText", Required: true},
+		{Name: "model", Type: "string", Doc: "Model of the chassis.", Constraint: "#CarbideText", Required: true},
+		{Name: "vendor", Type: "string", Doc: "Vendor of the chassis.", Constraint: "#CarbideText"},
 	}},
-	{Name: "cpus", Type: "list", Doc: "The processors. Machines are checked for the sum of sockets and the sum of threads.", Constraint: "[...#CarbideSKUCPU]", Set: true, Disruption: "verification", Elem: &schema.Field{Type: "struct", Doc: "Processors of a SKU that are alike.", Constraint: "#CarbideSKUCPU", Fields: []schema.Field{
-		{Name: "count", Type: "int", Doc: "How many sockets.", Constraint: "#CarbideCount", Required: true},
-		{Name: "model", Type: "string", Doc: "The model.", Constraint: "#CarbideText", Required: true},
-		{Name: "thread_count", Type: "int", Doc: "How many threads each has.", Constraint: "#CarbideCount", Required: true},
-		{Name: "vendor", Type: "string", Doc: "The maker.", Constraint: "#CarbideText"},
+	{Name: "cpus", Type: "list", Doc: "Processors. Machines are verified against the total number of sockets and the total number of threads.", Constraint: "[...#CarbideSKUCPU]", Set: true, Disruption: "verification", Elem: &schema.Field{Type: "struct", Doc: "Identical processors of a SKU.", Constraint: "#CarbideSKUCPU", Fields: []schema.Field{
+		{Name: "count", Type: "int", Doc: "Number of sockets.", Constraint: "#CarbideCount", Required: true},
+		{Name: "model", Type: "string", Doc: "Model of the processors.", Constraint: "#CarbideText", Required: true},
+		{Name: "thread_count", Type: "int", Doc: "Number of threads of each processor.", Constraint: "#CarbideCount", Required: true},
+		{Name: "vendor", Type: "string", Doc: "Vendor of the processors.", Constraint: "#CarbideText"},
 	}}},
-	{Name: "description", Type: "string", Doc: "What it is for.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(1024)"},
-	{Name: "device_type", Type: "string", Doc: "What sort of device it is, as the site's operators call it.", Constraint: "#CarbideText"},
-	{Name: "gpus", Type: "list", Doc: "The GPUs, each model once.", Constraint: "[...#CarbideSKUGPU]", Key: "model", Disruption: "verification", Elem: &schema.Field{Type: "struct", Doc: "GPUs of a SKU that are alike.", Constraint: "#CarbideSKUGPU", Fields: []schema.Field{
-		{Name: "count", Type: "int", Doc: "How many.", Constraint: "#CarbideCount", Required: true},
-		{Name: "model", Type: "string", Doc: "The model.", Constraint: "#CarbideText", Required: true},
-		{Name: "total_memory", Type: "string", Doc: "The memory of each, as the machine reports it. Machines are not checked for it.", Constraint: "#CarbideText"},
-		{Name: "vendor", Type: "string", Doc: "The maker.", Constraint: "#CarbideText"},
+	{Name: "description", Type: "string", Doc: "Description of the SKU.", Constraint: "strings.MinRunes(1) & strings.MaxRunes(1024)"},
+	{Name: "device_type", Type: "string", Doc: "Type of the device, as named by the site's operators.", Constraint: "#CarbideText"},
+	{Name: "gpus", Type: "list", Doc: "GPUs, one entry per model.", Constraint: "[...#CarbideSKUGPU]", Key: "model", Disruption: "verification", Elem: &schema.Field{Type: "struct", Doc: "Identical GPUs of a SKU.", Constraint: "#CarbideSKUGPU", Fields: []schema.Field{
+		{Name: "count", Type: "int", Doc: "Number of GPUs.", Constraint: "#CarbideCount", Required: true},
+		{Name: "model", Type: "string", Doc: "Model of the GPUs.", Constraint: "#CarbideText", Required: true},
+		{Name: "total_memory", Type: "string", Doc: "Memory of each GPU, as reported by the machine. Machines are not verified against it.", Constraint: "#CarbideText"},
+		{Name: "vendor", Type: "string", Doc: "Vendor of the GPUs.", Constraint: "#CarbideText"},
 	}}},
-	{Name: "infiniband_devices", Type: "list", Doc: "The InfiniBand devices.", Constraint: "[...#CarbideSKUInfiniband]", Set: true, Disruption: "verification", Elem: &schema.Field{Type: "struct", Doc: "InfiniBand devices of a SKU that are alike.", Constraint: "#CarbideSKUInfiniband", Fields: []schema.Field{
-		{Name: "count", Type: "int", Doc: "How many.", Constraint: "#CarbideCount", Required: true},
-		{Name: "inactive_devices", Type: "list", Doc: "The numbers of those that must be inactive, in rising order.", Constraint: "[...#CarbideCount]", Elem: &schema.Field{Type: "int", Doc: "A whole number of 32 bits.", Constraint: "#CarbideCount"}},
-		{Name: "model", Type: "string", Doc: "The model.", Constraint: "#CarbideText", Required: true},
-		{Name: "vendor", Type: "string", Doc: "The maker.", Constraint: "#CarbideText"},
+	{Name: "infiniband_devices", Type: "list", Doc: "InfiniBand devices.", Constraint: "[...#CarbideSKUInfiniband]", Set: true, Disruption: "verification", Elem: &schema.Field{Type: "struct", Doc: "Identical InfiniBand devices of a SKU.", Constraint: "#CarbideSKUInfiniband", Fields: []schema.Field{
+		{Name: "count", Type: "int", Doc: "Number of devices.", Constraint: "#CarbideCount", Required: true},
+		{Name: "inactive_devices", Type: "list", Doc: "Indexes of the devices that must be inactive, in ascending order.", Constraint: "[...#CarbideCount]", Elem: &schema.Field{Type: "int", Doc: "An unsigned 32-bit integer.", Constraint: "#CarbideCount"}},
+		{Name: "model", Type: "string", Doc: "Model of the devices.", Constraint: "#CarbideText", Required: true},
+		{Name: "vendor", Type: "string", Doc: "Vendor of the devices.", Constraint: "#CarbideText"},
 	}}},
-	{Name: "machines", Type: "list", Doc: "The ids of the machines that belong to it.", Constraint: "[...string]", Computed: true, Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "memory", Type: "list", Doc: "The memory modules. Machines are checked for the sum of it.", Constraint: "[...#CarbideSKUMemory]", Set: true, Disruption: "verification", Elem: &schema.Field{Type: "struct", Doc: "Memory modules of a SKU that are alike.", Constraint: "#CarbideSKUMemory", Fields: []schema.Field{
-		{Name: "capacity_mb", Type: "int", Doc: "The size of each, in megabytes.", Constraint: "#CarbideCount", Required: true},
-		{Name: "count", Type: "int", Doc: "How many.", Constraint: "#CarbideCount", Required: true},
-		{Name: "memory_type", Type: "string", Doc: "The type, for example DDR5.", Constraint: "#CarbideText", Required: true},
+	{Name: "machines", Type: "list", Doc: "Ids of the machines that belong to the SKU.", Constraint: "[...string]", Computed: true, Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "memory", Type: "list", Doc: "Memory modules. Machines are verified against their total capacity.", Constraint: "[...#CarbideSKUMemory]", Set: true, Disruption: "verification", Elem: &schema.Field{Type: "struct", Doc: "Identical memory modules of a SKU.", Constraint: "#CarbideSKUMemory", Fields: []schema.Field{
+		{Name: "capacity_mb", Type: "int", Doc: "Capacity of each module, in megabytes.", Constraint: "#CarbideCount", Required: true},
+		{Name: "count", Type: "int", Doc: "Number of modules.", Constraint: "#CarbideCount", Required: true},
+		{Name: "memory_type", Type: "string", Doc: "Type of the modules, for example DDR5.", Constraint: "#CarbideText", Required: true},
 	}}},
-	{Name: "storage", Type: "list", Doc: "The disks, each model once.", Constraint: "[...#CarbideSKUStorage]", Key: "model", Disruption: "verification", Elem: &schema.Field{Type: "struct", Doc: "Disks of a SKU that are alike. The service keeps neither their maker nor their size.", Constraint: "#CarbideSKUStorage", Fields: []schema.Field{
-		{Name: "count", Type: "int", Doc: "How many.", Constraint: "#CarbideCount", Required: true},
-		{Name: "model", Type: "string", Doc: "The model.", Constraint: "#CarbideText", Required: true},
+	{Name: "storage", Type: "list", Doc: "Disks, one entry per model.", Constraint: "[...#CarbideSKUStorage]", Key: "model", Disruption: "verification", Elem: &schema.Field{Type: "struct", Doc: "Identical disks of a SKU. The service stores neither their vendor nor their size.", Constraint: "#CarbideSKUStorage", Fields: []schema.Field{
+		{Name: "count", Type: "int", Doc: "Number of disks.", Constraint: "#CarbideCount", Required: true},
+		{Name: "model", Type: "string", Doc: "Model of the disks.", Constraint: "#CarbideText", Required: true},
 	}}},
-	{Name: "tpm", Type: "struct", Doc: "The trusted platform module, where there is one.", Constraint: "#CarbideSKUTPM", Disruption: "verification", Fields: []schema.Field{
-		{Name: "vendor", Type: "string", Doc: "The maker, as the module reports it. Machines are not checked for it.", Constraint: "#CarbideText"},
-		{Name: "version", Type: "string", Doc: "The version of the specification that it follows.", Constraint: "#CarbideText", Required: true},
+	{Name: "tpm", Type: "struct", Doc: "Trusted platform module, if there is one.", Constraint: "#CarbideSKUTPM", Disruption: "verification", Fields: []schema.Field{
+		{Name: "vendor", Type: "string", Doc: "Vendor, as reported by the module. Machines are not verified against it.", Constraint: "#CarbideText"},
+		{Name: "version", Type: "string", Doc: "Version of the specification that the module implements.", Constraint: "#CarbideText", Required: true},
 	}},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "chassis", doc: "The chassis.", check: &checkCarbideSKUChassis, required: true},
-	{name: "cpus", doc: "The processors. Machines are checked for the sum of sockets and the sum of threads.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSKUCPU}}}},
+	{name: "chassis", doc: "Chassis of the machine.", check: &checkCarbideSKUChassis, required: true},
+	{name: "cpus", doc: "Processors. Machines are verified against the total number of sockets and the total number of threads.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSKUCPU}}}},
 	&memberDependsOn,
-	{name: "description", doc: "What it is for.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 1024}}}},
-	{name: "device_type", doc: "What sort of device it is, as the site's operators call it.", check: &checkCarbideText},
-	{name: "gpus", doc: "The GPUs, each model once.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSKUGPU}}}},
-	{name: "infiniband_devices", doc: "The InfiniBand devices.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSKUInfiniband}}}},
+	{name: "description", doc: "Description of the SKU.", check: &check{types: isString, tests: []test{&size{of: "strings.MinRunes", min: 1, max: -1}, &size{of: "strings.MaxRunes", max: 1024}}}},
+	{name: "device_type", doc: "Type of the device, as named by the site's operators.", check: &checkCarbideText},
+	{name: "gpus", doc: "GPUs, one entry per model.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSKUGPU}}}},
+	{name: "infiniband_devices", doc: "InfiniBand devices.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSKUInfiniband}}}},
 	&memberLifecycle,
-	{name: "machines", doc: "The ids of the machines that belong to it.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}, computed: true},
-	{name: "memory", doc: "The memory modules. Machines are checked for the sum of it.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSKUMemory}}}},
-	{name: "storage", doc: "The disks, each model once.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSKUStorage}}}},
+	{name: "machines", doc: "Ids of the machines that belong to the SKU.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}, computed: true},
+	{name: "memory", doc: "Memory modules. Machines are verified against their total capacity.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSKUMemory}}}},
+	{name: "storage", doc: "Disks, one entry per model.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSKUStorage}}}},
 	&memberTimeouts,
-	{name: "tpm", doc: "The trusted platform module, where there is one.", check: &checkCarbideSKUTPM},
+	{name: "tpm", doc: "Trusted platform module, if there is one.", check: &checkCarbideSKUTPM},
 }}}}, external: &checkExternal}

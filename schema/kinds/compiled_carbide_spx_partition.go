@@ -7,18 +7,18 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideSpxPartition, "carbide/spx_partition.cue", "e23e50d75e3cd29a7dbef0aba9fa0222a966fe673b1be8adadb92ef396511e08")
+	compiledFiles.add(&kindCarbideSpxPartition, "carbide/spx_partition.cue", "6f90d219aab6a69d57d88733b1733e95cee773e5af5a0d8a2f4a9604d4f1a1cd")
 }
 
-var kindCarbideSpxPartition = kind{Kind: schema.Kind{Name: "carbide.spx_partition", Doc: "A Spectrum-X partition keeps the traffic that a tenant's instances have on the Spectrum-X fabric to themselves; each is a VXLAN network of that fabric. The service cannot change one, so every change replaces it, and it does not refuse to delete one that instances use. Only newer sites know this kind.", Fields: []schema.Field{
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription", Immutable: true},
-	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
-	{Name: "vni", Type: "int", Doc: "The VXLAN network identifier to ask for, from the site's range for such requests; when left out the site chooses. These numbers are not those of VPCs. Either way the one in use is shown here.", Constraint: "#VNI", Immutable: true},
+var kindCarbideSpxPartition = kind{Kind: schema.Kind{Name: "carbide.spx_partition", Doc: "A Spectrum-X partition isolates the Spectrum-X traffic of a tenant's instances. Each partition is a VXLAN network of the Spectrum-X fabric. The service cannot change a partition, so every change replaces it, and the service does not refuse to delete a partition that instances use. Only newer sites support this kind.", Fields: []schema.Field{
+	{Name: "description", Type: "string", Doc: "Description of the partition; at most 1024 bytes.", Constraint: "#CarbideDescription", Immutable: true},
+	{Name: "tenant", Type: "string", Doc: "Name of the tenant that owns the partition.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
+	{Name: "vni", Type: "int", Doc: "VXLAN network identifier to request, from the site's range for such requests. If unset, the site chooses one. These identifiers are separate from those of VPCs. In either case, the one in use is shown here.", Constraint: "#VNI", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	&memberDependsOn,
-	{name: "description", doc: "What it is for; at most 1024 bytes.", check: &checkCarbideDescription},
+	{name: "description", doc: "Description of the partition; at most 1024 bytes.", check: &checkCarbideDescription},
 	&memberLifecycle,
-	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
+	{name: "tenant", doc: "Name of the tenant that owns the partition.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
-	{name: "vni", doc: "The VXLAN network identifier to ask for, from the site's range for such requests; when left out the site chooses. These numbers are not those of VPCs. Either way the one in use is shown here.", check: &checkVNI},
+	{name: "vni", doc: "VXLAN network identifier to request, from the site's range for such requests. If unset, the site chooses one. These identifiers are separate from those of VPCs. In either case, the one in use is shown here.", check: &checkVNI},
 }}}}, external: &checkExternal}

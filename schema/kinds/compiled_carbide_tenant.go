@@ -7,16 +7,16 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideTenant, "carbide/tenant.cue", "53aea428c327471e43ad5cfe0f044493a36e15ed7a5364a08e94f1ce72390de6")
+	compiledFiles.add(&kindCarbideTenant, "carbide/tenant.cue", "826c79729925f198d78e980309e78a15f419c21857c387a4b9fbd95c082f87c7")
 }
 
-var kindCarbideTenant = kind{Kind: schema.Kind{Name: "carbide.tenant", Doc: "A tenant is an organization that owns networks and instances. Its name is the organization id. The service cannot delete tenants: one that leaves the document stays, and is only forgotten.", Fields: []schema.Field{
-	{Name: "display_name", Type: "string", Doc: "The name for people, ASCII; the organization id when left out.", Constraint: `=~"^[ -~]{2,256}$"`},
-	{Name: "routing_profile", Type: "string", Doc: "The routing profile that the tenant's FNN VPCs inherit; the site's own when left out. Refused while the tenant has VPCs.", Constraint: `=~"^[ -~]{1,255}$"`},
+var kindCarbideTenant = kind{Kind: schema.Kind{Name: "carbide.tenant", Doc: "A tenant is an organization that owns networks and instances. Its name is the organization id. The service cannot delete tenants: a tenant that is removed from the document is only forgotten and stays on the site.", Fields: []schema.Field{
+	{Name: "display_name", Type: "string", Doc: "Display name, ASCII. If unset, the organization id.", Constraint: `=~"^[ -~]{2,256}$"`},
+	{Name: "routing_profile", Type: "string", Doc: "Routing profile that the tenant's FNN VPCs inherit. If unset, the site's own. Cannot be changed while the tenant has VPCs.", Constraint: `=~"^[ -~]{1,255}$"`},
 }}, name: &checkCarbideOrg, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	&memberDependsOn,
-	{name: "display_name", doc: "The name for people, ASCII; the organization id when left out.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{2,256}$"}}}},
+	{name: "display_name", doc: "Display name, ASCII. If unset, the organization id.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{2,256}$"}}}},
 	&memberLifecycle,
-	{name: "routing_profile", doc: "The routing profile that the tenant's FNN VPCs inherit; the site's own when left out. Refused while the tenant has VPCs.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,255}$"}}}},
+	{name: "routing_profile", doc: "Routing profile that the tenant's FNN VPCs inherit. If unset, the site's own. Cannot be changed while the tenant has VPCs.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,255}$"}}}},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

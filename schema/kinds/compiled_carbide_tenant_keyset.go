@@ -7,18 +7,18 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideTenantKeyset, "carbide/tenant_keyset.cue", "1e5c3ca22fd36fe3879a735b13d1c25d7fbad02ccfd9532455ba94d586683032")
+	compiledFiles.add(&kindCarbideTenantKeyset, "carbide/tenant_keyset.cue", "d83378be5583f7a9939d92abe48c9424dfb4551a8d73dd9b668ae725b9af0c30")
 }
 
-var checkCarbideSSHKey = check{name: "#CarbideSSHKey", doc: "An SSH public key: its algorithm, the key in base64 and, if wanted, one word of comment, with one blank between them.", types: isString, tests: []test{&pattern{text: "^[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [!-~]+)?$"}}}
+var checkCarbideSSHKey = check{name: "#CarbideSSHKey", doc: "An SSH public key: the algorithm, the key in base64 and an optional comment of one word, separated by single spaces.", types: isString, tests: []test{&pattern{text: "^[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}( [!-~]+)?$"}}}
 
-var kindCarbideTenantKeyset = kind{Kind: schema.Kind{Name: "carbide.tenant_keyset", Doc: "A keyset is a group of SSH public keys that a tenant's instances let in. Its name is the keyset's id.", Fields: []schema.Field{
-	{Name: "keys", Type: "list", Doc: "Public keys, as ALGORITHM KEY or ALGORITHM KEY COMMENT. The comment is one word: the service drops the rest.", Constraint: "[...#CarbideSSHKey]", Set: true, Elem: &schema.Field{Type: "string", Doc: "An SSH public key: its algorithm, the key in base64 and, if wanted, one word of comment, with one blank between them.", Constraint: "#CarbideSSHKey"}},
-	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
+var kindCarbideTenantKeyset = kind{Kind: schema.Kind{Name: "carbide.tenant_keyset", Doc: "A keyset is a group of SSH public keys that a tenant's instances accept. Its name is the id of the keyset.", Fields: []schema.Field{
+	{Name: "keys", Type: "list", Doc: "Public keys, as ALGORITHM KEY or ALGORITHM KEY COMMENT. The comment is one word: the service drops the rest.", Constraint: "[...#CarbideSSHKey]", Set: true, Elem: &schema.Field{Type: "string", Doc: "An SSH public key: the algorithm, the key in base64 and an optional comment of one word, separated by single spaces.", Constraint: "#CarbideSSHKey"}},
+	{Name: "tenant", Type: "string", Doc: "Name of the tenant that owns the keyset.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	&memberDependsOn,
 	{name: "keys", doc: "Public keys, as ALGORITHM KEY or ALGORITHM KEY COMMENT. The comment is one word: the service drops the rest.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideSSHKey}}}},
 	&memberLifecycle,
-	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
+	{name: "tenant", doc: "Name of the tenant that owns the keyset.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

@@ -7,28 +7,28 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideVpc, "carbide/vpc.cue", "28ffb9b866de33b10f3da37d0be2dc440112b29512352d56e872b1909a8dac6c")
+	compiledFiles.add(&kindCarbideVpc, "carbide/vpc.cue", "0851eb7cf4e4b2692845029f9f651488ce2fddc914f7a0572849516dc3e9e164")
 }
 
-var kindCarbideVpc = kind{Kind: schema.Kind{Name: "carbide.vpc", Doc: "A VPC is a tenant's routing domain. Segments and prefixes give it addresses.", Fields: []schema.Field{
-	{Name: "allocated_vni", Type: "int", Doc: "The VXLAN network identifier in use.", Constraint: "#VNI", Computed: true},
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
-	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
-	{Name: "network_security_group", Type: "string", Doc: "The security group that guards everything in the VPC.", Constraint: "#CarbideName", Ref: "carbide.network_security_group"},
-	{Name: "routing_profile", Type: "string", Doc: "The routing profile, only with FNN; the tenant's when left out.", Constraint: `=~"^[ -~]{1,255}$"`, Immutable: true},
-	{Name: "tenant", Type: "string", Doc: "The tenant that owns it.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
-	{Name: "virtualization", Type: "string", Doc: "How its network is built: Ethernet virtualization, the fabric's native networking (FNN), or none (flat). Refused while an instance has an address in the VPC.", Constraint: `*"ethernet_virtualizer" | "fnn" | "flat"`, Default: "ethernet_virtualizer", Disruption: "traffic"},
-	{Name: "vni", Type: "int", Doc: "The VXLAN network identifier to ask for, from the site's range for such requests; when left out the site chooses.", Constraint: "#VNI", Immutable: true},
+var kindCarbideVpc = kind{Kind: schema.Kind{Name: "carbide.vpc", Doc: "A VPC is a tenant's routing domain. Segments and prefixes provide its addresses.", Fields: []schema.Field{
+	{Name: "allocated_vni", Type: "int", Doc: "VXLAN network identifier in use.", Constraint: "#VNI", Computed: true},
+	{Name: "description", Type: "string", Doc: "Description of the object; at most 1024 bytes.", Constraint: "#CarbideDescription"},
+	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "network_security_group", Type: "string", Doc: "Name of the security group that guards everything in the VPC.", Constraint: "#CarbideName", Ref: "carbide.network_security_group"},
+	{Name: "routing_profile", Type: "string", Doc: "Routing profile, only with FNN. If unset, the tenant's.", Constraint: `=~"^[ -~]{1,255}$"`, Immutable: true},
+	{Name: "tenant", Type: "string", Doc: "Name of the tenant that owns the VPC.", Constraint: "#CarbideOrg", Required: true, Ref: "carbide.tenant", Immutable: true},
+	{Name: "virtualization", Type: "string", Doc: "Network virtualization of the VPC: Ethernet virtualization, the fabric's native networking (FNN), or none (flat). Cannot be changed while an instance has an address in the VPC.", Constraint: `*"ethernet_virtualizer" | "fnn" | "flat"`, Default: "ethernet_virtualizer", Disruption: "traffic"},
+	{Name: "vni", Type: "int", Doc: "VXLAN network identifier to request, from the site's range for such requests. If unset, the site chooses one.", Constraint: "#VNI", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "allocated_vni", doc: "The VXLAN network identifier in use.", check: &checkVNI, computed: true},
+	{name: "allocated_vni", doc: "VXLAN network identifier in use.", check: &checkVNI, computed: true},
 	&memberDependsOn,
 	&memberDescription,
 	&memberLabels,
 	&memberLifecycle,
-	{name: "network_security_group", doc: "The security group that guards everything in the VPC.", check: &checkCarbideName},
-	{name: "routing_profile", doc: "The routing profile, only with FNN; the tenant's when left out.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,255}$"}}}},
-	{name: "tenant", doc: "The tenant that owns it.", check: &checkCarbideOrg, required: true},
+	{name: "network_security_group", doc: "Name of the security group that guards everything in the VPC.", check: &checkCarbideName},
+	{name: "routing_profile", doc: "Routing profile, only with FNN. If unset, the tenant's.", check: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,255}$"}}}},
+	{name: "tenant", doc: "Name of the tenant that owns the VPC.", check: &checkCarbideOrg, required: true},
 	&memberTimeouts,
-	{name: "virtualization", doc: "How its network is built: Ethernet virtualization, the fabric's native networking (FNN), or none (flat). Refused while an instance has an address in the VPC.", check: &check{types: isString, tests: []test{&enum{values: []any{"ethernet_virtualizer", "fnn", "flat"}}}}, filled: true, fill: "ethernet_virtualizer"},
-	{name: "vni", doc: "The VXLAN network identifier to ask for, from the site's range for such requests; when left out the site chooses.", check: &checkVNI},
+	{name: "virtualization", doc: "Network virtualization of the VPC: Ethernet virtualization, the fabric's native networking (FNN), or none (flat). Cannot be changed while an instance has an address in the VPC.", check: &check{types: isString, tests: []test{&enum{values: []any{"ethernet_virtualizer", "fnn", "flat"}}}}, filled: true, fill: "ethernet_virtualizer"},
+	{name: "vni", doc: "VXLAN network identifier to request, from the site's range for such requests. If unset, the site chooses one.", check: &checkVNI},
 }}}}, external: &checkExternal}

@@ -7,14 +7,14 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideVpcPeering, "carbide/vpc_peering.cue", "bb13481957ee720fa22fbf0319da2c0a425d75059bb1cd3244ec9b6889504a29")
+	compiledFiles.add(&kindCarbideVpcPeering, "carbide/vpc_peering.cue", "b1be450e9ffd475d25652b17ecea7c2d6dcdef4c22a7b4ab4f68b5fc4993d3eb")
 }
 
-var kindCarbideVpcPeering = kind{Kind: schema.Kind{Name: "carbide.vpc_peering", Doc: "A VPC peering lets two VPCs reach each other. The service keeps no name for it: the name is the document's own. Sites permit peerings by policy: none, between VPCs of like virtualization only, or between any.", Fields: []schema.Field{
-	{Name: "vpcs", Type: "list", Doc: "The two VPCs, in any order. A pair is peered once. When one of them is deleted, the peering goes with it.", Constraint: "list.MinItems(2) & list.MaxItems(2) & list.UniqueItems() & [...#CarbideName]", Required: true, Immutable: true, Set: true, Elem: &schema.Field{Type: "string", Doc: "The name of a Carbide object: 2 to 128 letters, digits, dots, underscores and inner hyphens. The site's service shows it as the object's name.", Constraint: "#CarbideName", Ref: "carbide.vpc"}},
+var kindCarbideVpcPeering = kind{Kind: schema.Kind{Name: "carbide.vpc_peering", Doc: "A VPC peering connects two VPCs. The service stores no name for it: the name exists only in the document. Site policy permits either no peerings, only those between VPCs of the same virtualization, or those between any VPCs.", Fields: []schema.Field{
+	{Name: "vpcs", Type: "list", Doc: "Names of the two VPCs, in any order. A pair can be peered only once. Deleting one of the VPCs deletes the peering.", Constraint: "list.MinItems(2) & list.MaxItems(2) & list.UniqueItems() & [...#CarbideName]", Required: true, Immutable: true, Set: true, Elem: &schema.Field{Type: "string", Doc: "The name of a Carbide object: 2 to 128 letters, digits, dots, underscores and inner hyphens. The site's service shows it as the object's name.", Constraint: "#CarbideName", Ref: "carbide.vpc"}},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	&memberDependsOn,
 	&memberLifecycle,
 	&memberTimeouts,
-	{name: "vpcs", doc: "The two VPCs, in any order. A pair is peered once. When one of them is deleted, the peering goes with it.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideName}, &size{of: "list.MinItems", min: 2, max: -1}, &size{of: "list.MaxItems", max: 2}, unique{}}}, required: true},
+	{name: "vpcs", doc: "Names of the two VPCs, in any order. A pair can be peered only once. Deleting one of the VPCs deletes the peering.", check: &check{types: isList, tests: []test{&list{elem: &checkCarbideName}, &size{of: "list.MinItems", min: 2, max: -1}, &size{of: "list.MaxItems", max: 2}, unique{}}}, required: true},
 }}}}, external: &checkExternal}

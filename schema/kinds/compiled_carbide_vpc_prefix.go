@@ -7,24 +7,24 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideVpcPrefix, "carbide/vpc_prefix.cue", "ada053fac8113c948cc494d5f525e0ca087d2b6c0b4412428a9747fc347589f7")
+	compiledFiles.add(&kindCarbideVpcPrefix, "carbide/vpc_prefix.cue", "702632fdbb718d48624c2bb4a7f02e5417297880c00a7cefa480ae058f581123")
 }
 
-var kindCarbideVpcPrefix = kind{Kind: schema.Kind{Name: "carbide.vpc_prefix", Doc: "A VPC prefix is a block of addresses from which the site cuts link networks for the interfaces of instances.", Fields: []schema.Field{
-	{Name: "available_linknets", Type: "int", Doc: "How many of them are free.", Constraint: "int & >=0", Computed: true},
-	{Name: "description", Type: "string", Doc: "What it is for; at most 1024 bytes.", Constraint: "#CarbideDescription"},
-	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
-	{Name: "prefix", Type: "string", Doc: "The block, without host bits. It overlaps no other VPC prefix of the site; IPv6 only in FNN and flat VPCs.", Constraint: "#Prefix", Required: true, Immutable: true},
-	{Name: "total_linknets", Type: "int", Doc: "How many link networks the block holds.", Constraint: "int & >=0", Computed: true},
-	{Name: "vpc", Type: "string", Doc: "The VPC that it belongs to.", Constraint: "#CarbideName", Required: true, Ref: "carbide.vpc", Immutable: true},
+var kindCarbideVpcPrefix = kind{Kind: schema.Kind{Name: "carbide.vpc_prefix", Doc: "A VPC prefix is an address block for link networks. The site allocates the link networks of the interfaces of instances from it.", Fields: []schema.Field{
+	{Name: "available_linknets", Type: "int", Doc: "Number of free link networks in the block.", Constraint: "int & >=0", Computed: true},
+	{Name: "description", Type: "string", Doc: "Description of the object; at most 1024 bytes.", Constraint: "#CarbideDescription"},
+	{Name: "labels", Type: "map", Doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
+	{Name: "prefix", Type: "string", Doc: "Address block, without host bits. It must not overlap any other VPC prefix of the site; IPv6 only in FNN and flat VPCs.", Constraint: "#Prefix", Required: true, Immutable: true},
+	{Name: "total_linknets", Type: "int", Doc: "Number of link networks in the block.", Constraint: "int & >=0", Computed: true},
+	{Name: "vpc", Type: "string", Doc: "Name of the VPC that the prefix belongs to.", Constraint: "#CarbideName", Required: true, Ref: "carbide.vpc", Immutable: true},
 }}, name: &checkCarbideName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "available_linknets", doc: "How many of them are free.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}, computed: true},
+	{name: "available_linknets", doc: "Number of free link networks in the block.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}, computed: true},
 	&memberDependsOn,
 	&memberDescription,
 	&memberLabels,
 	&memberLifecycle,
-	{name: "prefix", doc: "The block, without host bits. It overlaps no other VPC prefix of the site; IPv6 only in FNN and flat VPCs.", check: &checkPrefix, required: true},
+	{name: "prefix", doc: "Address block, without host bits. It must not overlap any other VPC prefix of the site; IPv6 only in FNN and flat VPCs.", check: &checkPrefix, required: true},
 	&memberTimeouts,
-	{name: "total_linknets", doc: "How many link networks the block holds.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}, computed: true},
-	{name: "vpc", doc: "The VPC that it belongs to.", check: &checkCarbideName, required: true},
+	{name: "total_linknets", doc: "Number of link networks in the block.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}, computed: true},
+	{name: "vpc", doc: "Name of the VPC that the prefix belongs to.", check: &checkCarbideName, required: true},
 }}}}, external: &checkExternal}

@@ -7,30 +7,30 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindOvsBridge, "ovs/bridge.cue", "c3f6c4cd71bfcc1117bba46af82325babada313e5314c6f96279ff2e39cee0b5")
+	compiledFiles.add(&kindOvsBridge, "ovs/bridge.cue", "d09ed04b3ccbdc0692c2abf5b26e4d9926412a9608cf3672c3b0b64f72209c96")
 }
 
-var kindOvsBridge = kind{Kind: schema.Kind{Name: "ovs.bridge", Node: true, Doc: "A virtual switch of Open vSwitch, by its name. Its local port and the internal interface of that port, both called like the bridge, come and go with it and are no resources of their own. A bridge that still has other ports, or mirrors, controllers or collectors that others gave it, is not deleted.", Fields: []schema.Field{
-	{Name: "datapath_id", Type: "string", Doc: "The OpenFlow datapath id, 16 hexadecimal digits.", Constraint: "string", Computed: true},
-	{Name: "datapath_type", Type: "string", Doc: "What carries the packets: the kernel (what OVS does when nothing is said) or the process itself. OVS changes it by making the bridge anew, which cuts every port, so a change replaces the bridge.", Constraint: `"system" | "netdev"`, Immutable: true},
-	{Name: "external_ids", Type: "map", Doc: "Notes for other programs. Keys that are not declared stay.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "fail_mode", Type: "string", Doc: "What the bridge does while no controller is connected: behave as a learning switch, or forward only what its flows say. Unset is standalone. A change empties the flow table.", Constraint: `"standalone" | "secure"`, Disruption: "traffic"},
-	{Name: "mcast_snooping_enable", Type: "bool", Doc: "Whether multicast goes only to the ports that asked for it.", Constraint: "bool"},
-	{Name: "other_config", Type: "map", Doc: "Settings that have no column of their own, such as hwaddr or mac-table-size. Keys that are not declared stay.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "protocols", Type: "list", Doc: "The versions of OpenFlow that controllers may speak. Empty: those that OVS enables by itself.", Constraint: `[...("OpenFlow10" | "OpenFlow11" | "OpenFlow12" | "OpenFlow13" | "OpenFlow14" | "OpenFlow15")]`, Set: true, Elem: &schema.Field{Type: "string", Constraint: `"OpenFlow10" | "OpenFlow11" | "OpenFlow12" | "OpenFlow13" | "OpenFlow14" | "OpenFlow15"`}},
-	{Name: "rstp_enable", Type: "bool", Doc: "Whether the Rapid Spanning Tree Protocol runs. OVS runs one of the two.", Constraint: "bool", Disruption: "traffic"},
-	{Name: "stp_enable", Type: "bool", Doc: "Whether the Spanning Tree Protocol runs. Ports pass nothing for up to 30 s after it is switched on.", Constraint: "bool", Disruption: "traffic"},
+var kindOvsBridge = kind{Kind: schema.Kind{Name: "ovs.bridge", Node: true, Doc: "A virtual switch of Open vSwitch, identified by its name. Its local port and the internal interface of that port have the name of the bridge; they are created and deleted with the bridge and are not separate resources. A bridge is not deleted while it has other ports, or mirrors, controllers or collectors that were attached outside converge.", Fields: []schema.Field{
+	{Name: "datapath_id", Type: "string", Doc: "OpenFlow datapath id, as 16 hexadecimal digits.", Constraint: "string", Computed: true},
+	{Name: "datapath_type", Type: "string", Doc: "Datapath that forwards the packets: the kernel (system, the default of OVS) or the OVS process itself (netdev). OVS changes it by recreating the bridge, which disconnects every port, so a change replaces the bridge.", Constraint: `"system" | "netdev"`, Immutable: true},
+	{Name: "external_ids", Type: "map", Doc: "Metadata for other programs. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "fail_mode", Type: "string", Doc: "Behavior of the bridge while no controller is connected: act as a learning switch (standalone), or forward only according to its flows (secure). If unset, standalone. A change empties the flow table.", Constraint: `"standalone" | "secure"`, Disruption: "traffic"},
+	{Name: "mcast_snooping_enable", Type: "bool", Doc: "Whether multicast is forwarded only to the ports that requested it.", Constraint: "bool"},
+	{Name: "other_config", Type: "map", Doc: "Settings without a column of their own, such as hwaddr or mac-table-size. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "protocols", Type: "list", Doc: "OpenFlow versions that controllers may use. If empty, the versions that OVS enables by default.", Constraint: `[...("OpenFlow10" | "OpenFlow11" | "OpenFlow12" | "OpenFlow13" | "OpenFlow14" | "OpenFlow15")]`, Set: true, Elem: &schema.Field{Type: "string", Constraint: `"OpenFlow10" | "OpenFlow11" | "OpenFlow12" | "OpenFlow13" | "OpenFlow14" | "OpenFlow15"`}},
+	{Name: "rstp_enable", Type: "bool", Doc: "Whether the Rapid Spanning Tree Protocol runs. OVS runs only one of the two.", Constraint: "bool", Disruption: "traffic"},
+	{Name: "stp_enable", Type: "bool", Doc: "Whether the Spanning Tree Protocol runs. Ports forward nothing for up to 30 s after it is enabled.", Constraint: "bool", Disruption: "traffic"},
 }}, name: &checkOVSName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "datapath_id", doc: "The OpenFlow datapath id, 16 hexadecimal digits.", check: &check{types: isString}, computed: true},
-	{name: "datapath_type", doc: "What carries the packets: the kernel (what OVS does when nothing is said) or the process itself. OVS changes it by making the bridge anew, which cuts every port, so a change replaces the bridge.", check: &check{types: isString, tests: []test{&enum{values: []any{"system", "netdev"}}}}},
+	{name: "datapath_id", doc: "OpenFlow datapath id, as 16 hexadecimal digits.", check: &check{types: isString}, computed: true},
+	{name: "datapath_type", doc: "Datapath that forwards the packets: the kernel (system, the default of OVS) or the OVS process itself (netdev). OVS changes it by recreating the bridge, which disconnects every port, so a change replaces the bridge.", check: &check{types: isString, tests: []test{&enum{values: []any{"system", "netdev"}}}}},
 	&memberDependsOn,
-	{name: "external_ids", doc: "Notes for other programs. Keys that are not declared stay.", check: &checkOVSMap},
-	{name: "fail_mode", doc: "What the bridge does while no controller is connected: behave as a learning switch, or forward only what its flows say. Unset is standalone. A change empties the flow table.", check: &check{types: isString, tests: []test{&enum{values: []any{"standalone", "secure"}}}}},
+	{name: "external_ids", doc: "Metadata for other programs. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+	{name: "fail_mode", doc: "Behavior of the bridge while no controller is connected: act as a learning switch (standalone), or forward only according to its flows (secure). If unset, standalone. A change empties the flow table.", check: &check{types: isString, tests: []test{&enum{values: []any{"standalone", "secure"}}}}},
 	&memberLifecycle,
-	{name: "mcast_snooping_enable", doc: "Whether multicast goes only to the ports that asked for it.", check: &check{types: isBool}},
-	{name: "other_config", doc: "Settings that have no column of their own, such as hwaddr or mac-table-size. Keys that are not declared stay.", check: &checkOVSMap},
-	{name: "protocols", doc: "The versions of OpenFlow that controllers may speak. Empty: those that OVS enables by itself.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&enum{values: []any{"OpenFlow10", "OpenFlow11", "OpenFlow12", "OpenFlow13", "OpenFlow14", "OpenFlow15"}}}}}}}},
-	{name: "rstp_enable", doc: "Whether the Rapid Spanning Tree Protocol runs. OVS runs one of the two.", check: &check{types: isBool}},
-	{name: "stp_enable", doc: "Whether the Spanning Tree Protocol runs. Ports pass nothing for up to 30 s after it is switched on.", check: &check{types: isBool}},
+	{name: "mcast_snooping_enable", doc: "Whether multicast is forwarded only to the ports that requested it.", check: &check{types: isBool}},
+	{name: "other_config", doc: "Settings without a column of their own, such as hwaddr or mac-table-size. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+	{name: "protocols", doc: "OpenFlow versions that controllers may use. If empty, the versions that OVS enables by default.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&enum{values: []any{"OpenFlow10", "OpenFlow11", "OpenFlow12", "OpenFlow13", "OpenFlow14", "OpenFlow15"}}}}}}}},
+	{name: "rstp_enable", doc: "Whether the Rapid Spanning Tree Protocol runs. OVS runs only one of the two.", check: &check{types: isBool}},
+	{name: "stp_enable", doc: "Whether the Spanning Tree Protocol runs. Ports forward nothing for up to 30 s after it is enabled.", check: &check{types: isBool}},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

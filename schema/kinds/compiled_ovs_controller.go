@@ -7,42 +7,42 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindOvsController, "ovs/controller.cue", "7f9ccef5af69f9c33d703ba43f0b28105eecb212f6f7689b75ada819c1b0fa72")
+	compiledFiles.add(&kindOvsController, "ovs/controller.cue", "5d29c8ef9eee8de5167ff296b43d42ce435a03a5b391ea7de01adee7531cd3a9")
 }
 
-var checkOVSTarget = check{name: "#OVSTarget", doc: "Where OVS connects to, as tcp:HOST:PORT, ssl:HOST:PORT or unix:FILE, or where it listens, as ptcp:PORT:HOST or pssl:PORT:HOST. An IPv6 address stands in brackets. The file is one in the run directory of OVS, which takes no other.", types: isString, tests: []test{&pattern{text: `^((tcp|ssl):([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\])(:[0-9]{1,5})?|p(tcp|ssl):([0-9]{1,5})?(:([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]))?|unix:[A-Za-z0-9_.-]+)$`}}}
+var checkOVSTarget = check{name: "#OVSTarget", doc: "The target of an OpenFlow controller: tcp:HOST:PORT, ssl:HOST:PORT or unix:FILE to connect to, or ptcp:PORT:HOST or pssl:PORT:HOST to listen on. An IPv6 address is written in brackets. The file is in the run directory of OVS, which accepts no other directory.", types: isString, tests: []test{&pattern{text: `^((tcp|ssl):([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\])(:[0-9]{1,5})?|p(tcp|ssl):([0-9]{1,5})?(:([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]))?|unix:[A-Za-z0-9_.-]+)$`}}}
 
-var kindOvsController = kind{Kind: schema.Kind{Name: "ovs.controller", Node: true, Doc: "An OpenFlow controller of a bridge: a program that fills its flow table, or one that looks into it now and then. The first primary controller of a bridge empties the flow table, and so does the removal of the last; what the bridge does while none is connected is its fail_mode. Names are unique on a node. The database has none for controllers, so converge keeps them in external_ids, as converge.dev/name. Controllers that others made are reported under their UUIDs and never touched.", Fields: []schema.Field{
-	{Name: "bridge", Type: "string", Doc: "The bridge that the controller belongs to.", Constraint: "#OVSName", Required: true, Ref: "ovs.bridge", Immutable: true},
-	{Name: "connection_mode", Type: "string", Doc: "Whether the controller is reached through the bridge itself, past its flow table. Unset is in-band.", Constraint: `"in-band" | "out-of-band"`, Disruption: "traffic"},
-	{Name: "controller_burst_limit", Type: "int", Doc: "How many packets above that rate are kept for later. Unset: a quarter of the rate.", Constraint: "int & >=25"},
-	{Name: "controller_queue_size", Type: "int", Doc: "How many packets may wait to be sent to the controller. Unset: OVS decides.", Constraint: "int & >=1 & <=512"},
-	{Name: "controller_rate_limit", Type: "int", Doc: "How many packets a second are sent to the controller. Unset: all of them.", Constraint: "int & >=100"},
-	{Name: "enable_async_messages", Type: "bool", Doc: "Whether OVS sends what the controller did not ask for, until it says otherwise. Unset: it does.", Constraint: "bool"},
-	{Name: "external_ids", Type: "map", Doc: "Notes for other programs. Keys that are not declared stay.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "inactivity_probe", Type: "int", Doc: "How long the connection may be silent before OVS asks whether the controller is still there, in milliseconds. OVS counts whole seconds and waits for 5 of them at least; with less than one, such as 0, it never asks. Unset: OVS decides.", Constraint: "int & >=0"},
-	{Name: "is_connected", Type: "bool", Doc: "Whether there is a connection.", Constraint: "bool", Computed: true},
-	{Name: "max_backoff", Type: "int", Doc: "The longest wait between attempts to connect, in milliseconds, which OVS rounds down to seconds. Unset: OVS decides.", Constraint: "int & >=1000"},
-	{Name: "other_config", Type: "map", Doc: "Settings that have no column of their own, such as dscp. Keys that are not declared stay.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "role", Type: "string", Doc: "The role that the controller has taken, while it is connected.", Constraint: "string", Computed: true},
-	{Name: "target", Type: "string", Doc: "Where the controller is. No two controllers of a bridge have the same target.", Constraint: "#OVSTarget", Required: true, Disruption: "traffic"},
-	{Name: "type", Type: "string", Doc: "What the controller does: a primary one is in charge of the flow table, and fail_mode counts on it; a service connects for a look. Unset: primary when OVS connects, service when it listens. OVS decides it once for a target, so a change replaces the controller.", Constraint: `"primary" | "service"`, Immutable: true},
+var kindOvsController = kind{Kind: schema.Kind{Name: "ovs.controller", Node: true, Doc: "An OpenFlow controller of a bridge: it fills the flow table or only inspects it. Adding the first primary controller of a bridge empties the flow table, and so does removing the last; the behavior of the bridge while none is connected is set by fail_mode. Names are unique on a node. OVSDB has no names for controllers, so converge stores them in external_ids, under converge.dev/name. Unmanaged controllers are reported under their UUIDs and left unchanged.", Fields: []schema.Field{
+	{Name: "bridge", Type: "string", Doc: "Name of the bridge that the controller belongs to.", Constraint: "#OVSName", Required: true, Ref: "ovs.bridge", Immutable: true},
+	{Name: "connection_mode", Type: "string", Doc: "Whether the controller is reached through the bridge itself, bypassing its flow table (in-band). If unset, in-band.", Constraint: `"in-band" | "out-of-band"`, Disruption: "traffic"},
+	{Name: "controller_burst_limit", Type: "int", Doc: "Number of packets above controller_rate_limit that are queued for later. If unset, a quarter of the rate.", Constraint: "int & >=25"},
+	{Name: "controller_queue_size", Type: "int", Doc: "Maximum number of packets queued for the controller. If unset, OVS decides.", Constraint: "int & >=1 & <=512"},
+	{Name: "controller_rate_limit", Type: "int", Doc: "Maximum number of packets per second sent to the controller. If unset, there is no limit.", Constraint: "int & >=100"},
+	{Name: "enable_async_messages", Type: "bool", Doc: "Whether OVS sends messages that the controller did not request, until the controller asks otherwise. If unset, it does.", Constraint: "bool"},
+	{Name: "external_ids", Type: "map", Doc: "Metadata for other programs. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "inactivity_probe", Type: "int", Doc: "Idle time of the connection, in milliseconds, after which OVS probes the controller. OVS counts whole seconds and waits for at least 5 of them; a value below one second, such as 0, disables probing. If unset, OVS decides.", Constraint: "int & >=0"},
+	{Name: "is_connected", Type: "bool", Doc: "Whether the controller is connected.", Constraint: "bool", Computed: true},
+	{Name: "max_backoff", Type: "int", Doc: "Maximum wait between connection attempts, in milliseconds; OVS rounds it down to whole seconds. If unset, OVS decides.", Constraint: "int & >=1000"},
+	{Name: "other_config", Type: "map", Doc: "Settings without a column of their own, such as dscp. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "role", Type: "string", Doc: "Role that the controller has taken, while it is connected.", Constraint: "string", Computed: true},
+	{Name: "target", Type: "string", Doc: "Target of the connection to the controller. No two controllers of a bridge have the same target.", Constraint: "#OVSTarget", Required: true, Disruption: "traffic"},
+	{Name: "type", Type: "string", Doc: "Type of the controller. A primary controller manages the flow table, and fail_mode depends on its connection; a service controller connects only occasionally, for inspection. If unset, primary if OVS connects to the target, service if OVS listens. OVS determines the type once for a target, so a change replaces the controller.", Constraint: `"primary" | "service"`, Immutable: true},
 }}, name: &checkOVSName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "bridge", doc: "The bridge that the controller belongs to.", check: &checkOVSName, required: true},
-	{name: "connection_mode", doc: "Whether the controller is reached through the bridge itself, past its flow table. Unset is in-band.", check: &check{types: isString, tests: []test{&enum{values: []any{"in-band", "out-of-band"}}}}},
-	{name: "controller_burst_limit", doc: "How many packets above that rate are kept for later. Unset: a quarter of the rate.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(25)}}}},
-	{name: "controller_queue_size", doc: "How many packets may wait to be sent to the controller. Unset: OVS decides.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(512)}}}},
-	{name: "controller_rate_limit", doc: "How many packets a second are sent to the controller. Unset: all of them.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(100)}}}},
+	{name: "bridge", doc: "Name of the bridge that the controller belongs to.", check: &checkOVSName, required: true},
+	{name: "connection_mode", doc: "Whether the controller is reached through the bridge itself, bypassing its flow table (in-band). If unset, in-band.", check: &check{types: isString, tests: []test{&enum{values: []any{"in-band", "out-of-band"}}}}},
+	{name: "controller_burst_limit", doc: "Number of packets above controller_rate_limit that are queued for later. If unset, a quarter of the rate.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(25)}}}},
+	{name: "controller_queue_size", doc: "Maximum number of packets queued for the controller. If unset, OVS decides.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(512)}}}},
+	{name: "controller_rate_limit", doc: "Maximum number of packets per second sent to the controller. If unset, there is no limit.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(100)}}}},
 	&memberDependsOn,
-	{name: "enable_async_messages", doc: "Whether OVS sends what the controller did not ask for, until it says otherwise. Unset: it does.", check: &check{types: isBool}},
-	{name: "external_ids", doc: "Notes for other programs. Keys that are not declared stay.", check: &checkOVSMap},
-	{name: "inactivity_probe", doc: "How long the connection may be silent before OVS asks whether the controller is still there, in milliseconds. OVS counts whole seconds and waits for 5 of them at least; with less than one, such as 0, it never asks. Unset: OVS decides.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
-	{name: "is_connected", doc: "Whether there is a connection.", check: &check{types: isBool}, computed: true},
+	{name: "enable_async_messages", doc: "Whether OVS sends messages that the controller did not request, until the controller asks otherwise. If unset, it does.", check: &check{types: isBool}},
+	{name: "external_ids", doc: "Metadata for other programs. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+	{name: "inactivity_probe", doc: "Idle time of the connection, in milliseconds, after which OVS probes the controller. OVS counts whole seconds and waits for at least 5 of them; a value below one second, such as 0, disables probing. If unset, OVS decides.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
+	{name: "is_connected", doc: "Whether the controller is connected.", check: &check{types: isBool}, computed: true},
 	&memberLifecycle,
-	{name: "max_backoff", doc: "The longest wait between attempts to connect, in milliseconds, which OVS rounds down to seconds. Unset: OVS decides.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1000)}}}},
-	{name: "other_config", doc: "Settings that have no column of their own, such as dscp. Keys that are not declared stay.", check: &checkOVSMap},
-	{name: "role", doc: "The role that the controller has taken, while it is connected.", check: &check{types: isString}, computed: true},
-	{name: "target", doc: "Where the controller is. No two controllers of a bridge have the same target.", check: &checkOVSTarget, required: true},
+	{name: "max_backoff", doc: "Maximum wait between connection attempts, in milliseconds; OVS rounds it down to whole seconds. If unset, OVS decides.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1000)}}}},
+	{name: "other_config", doc: "Settings without a column of their own, such as dscp. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+	{name: "role", doc: "Role that the controller has taken, while it is connected.", check: &check{types: isString}, computed: true},
+	{name: "target", doc: "Target of the connection to the controller. No two controllers of a bridge have the same target.", check: &checkOVSTarget, required: true},
 	&memberTimeouts,
-	{name: "type", doc: "What the controller does: a primary one is in charge of the flow table, and fail_mode counts on it; a service connects for a look. Unset: primary when OVS connects, service when it listens. OVS decides it once for a target, so a change replaces the controller.", check: &check{types: isString, tests: []test{&enum{values: []any{"primary", "service"}}}}},
+	{name: "type", doc: "Type of the controller. A primary controller manages the flow table, and fail_mode depends on its connection; a service controller connects only occasionally, for inspection. If unset, primary if OVS connects to the target, service if OVS listens. OVS determines the type once for a target, so a change replaces the controller.", check: &check{types: isString, tests: []test{&enum{values: []any{"primary", "service"}}}}},
 }}}}, external: &checkExternal}

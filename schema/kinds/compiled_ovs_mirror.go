@@ -7,30 +7,30 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindOvsMirror, "ovs/mirror.cue", "c33dab19ceea96e2caafe6a3fa83cff5e7ea8dc5a5d49794593c6646d18c7b0e")
+	compiledFiles.add(&kindOvsMirror, "ovs/mirror.cue", "f4175c96d5c48c6688c334b92df6703dea0362171960a265e1526e93152a877e")
 }
 
-var kindOvsMirror = kind{Kind: schema.Kind{Name: "ovs.mirror", Node: true, Doc: "A mirror of a bridge: packets that it selects are also sent to its output. To be selected a packet has to enter or leave the bridge through a selected port, and to be in a selected VLAN. Names are unique on a node; mirrors that others made are reported and never touched, under their UUIDs where their names do not tell them apart.", Fields: []schema.Field{
-	{Name: "bridge", Type: "string", Doc: "The bridge that the mirror belongs to.", Constraint: "#OVSName", Required: true, Ref: "ovs.bridge", Immutable: true},
-	{Name: "external_ids", Type: "map", Doc: "Notes for other programs. Keys that are not declared stay.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "output_port", Type: "string", Doc: "The port of the bridge that gets the selected packets. It carries nothing else from then on, and what arrives on it is dropped. A mirror has this or output_vlan; with neither it does nothing.", Constraint: "#OVSName", Ref: "ovs.port", Disruption: "traffic"},
-	{Name: "output_vlan", Type: "int", Doc: "The VLAN that gets the selected packets, on every port that carries it. OVS ignores it beside output_port.", Constraint: "int & >=1 & <=4095", Disruption: "traffic"},
-	{Name: "select_all", Type: "bool", Doc: "Whether every port of the bridge is selected, in both directions.", Constraint: "bool"},
-	{Name: "select_dst_ports", Type: "list", Doc: "Ports of the bridge on which departing packets are selected.", Constraint: "[...#OVSName]", Set: true, Elem: &schema.Field{Type: "string", Doc: "The name of a bridge or port. It is also the name of a network interface, so it has at most 15 characters.", Constraint: "#OVSName", Ref: "ovs.port"}},
-	{Name: "select_src_ports", Type: "list", Doc: "Ports of the bridge on which arriving packets are selected.", Constraint: "[...#OVSName]", Set: true, Elem: &schema.Field{Type: "string", Doc: "The name of a bridge or port. It is also the name of a network interface, so it has at most 15 characters.", Constraint: "#OVSName", Ref: "ovs.port"}},
-	{Name: "select_vlan", Type: "list", Doc: "The VLANs in which packets are selected. Empty: all of them.", Constraint: "[...#OVSVLAN]", Set: true, Elem: &schema.Field{Type: "int", Doc: "A VLAN id as OVSDB takes it; 0 is the absence of a VLAN.", Constraint: "#OVSVLAN"}},
-	{Name: "snaplen", Type: "int", Doc: "How many bytes of a packet are sent to the output. Unset: all of them.", Constraint: "int & >=14 & <=65535"},
+var kindOvsMirror = kind{Kind: schema.Kind{Name: "ovs.mirror", Node: true, Doc: "A mirror of a bridge: it copies the packets that it selects to its output. A packet is selected if it enters or leaves the bridge through a selected port and is in a selected VLAN. Names are unique on a node; unmanaged mirrors are reported, under their UUIDs if their names are not unique, and left unchanged.", Fields: []schema.Field{
+	{Name: "bridge", Type: "string", Doc: "Name of the bridge that the mirror belongs to.", Constraint: "#OVSName", Required: true, Ref: "ovs.bridge", Immutable: true},
+	{Name: "external_ids", Type: "map", Doc: "Metadata for other programs. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "output_port", Type: "string", Doc: "Name of the port of the bridge that receives the selected packets. The port then carries no other traffic, and packets that arrive on it are dropped. A mirror has output_port or output_vlan; with neither it has no effect.", Constraint: "#OVSName", Ref: "ovs.port", Disruption: "traffic"},
+	{Name: "output_vlan", Type: "int", Doc: "VLAN that receives the selected packets, on every port that carries it. OVS ignores it if output_port is set.", Constraint: "int & >=1 & <=4095", Disruption: "traffic"},
+	{Name: "select_all", Type: "bool", Doc: "Whether all ports of the bridge are selected, in both directions.", Constraint: "bool"},
+	{Name: "select_dst_ports", Type: "list", Doc: "Names of the ports of the bridge on which departing packets are selected.", Constraint: "[...#OVSName]", Set: true, Elem: &schema.Field{Type: "string", Doc: "The name of a bridge or port. It is also the name of a network interface, so it has at most 15 characters.", Constraint: "#OVSName", Ref: "ovs.port"}},
+	{Name: "select_src_ports", Type: "list", Doc: "Names of the ports of the bridge on which arriving packets are selected.", Constraint: "[...#OVSName]", Set: true, Elem: &schema.Field{Type: "string", Doc: "The name of a bridge or port. It is also the name of a network interface, so it has at most 15 characters.", Constraint: "#OVSName", Ref: "ovs.port"}},
+	{Name: "select_vlan", Type: "list", Doc: "VLANs in which packets are selected. If empty, all VLANs.", Constraint: "[...#OVSVLAN]", Set: true, Elem: &schema.Field{Type: "int", Doc: "A VLAN id as stored in OVSDB; 0 means no VLAN.", Constraint: "#OVSVLAN"}},
+	{Name: "snaplen", Type: "int", Doc: "Maximum number of bytes of a packet that are sent to the output. If unset, whole packets.", Constraint: "int & >=14 & <=65535"},
 }}, name: &checkOVSName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "bridge", doc: "The bridge that the mirror belongs to.", check: &checkOVSName, required: true},
+	{name: "bridge", doc: "Name of the bridge that the mirror belongs to.", check: &checkOVSName, required: true},
 	&memberDependsOn,
-	{name: "external_ids", doc: "Notes for other programs. Keys that are not declared stay.", check: &checkOVSMap},
+	{name: "external_ids", doc: "Metadata for other programs. Keys that are not declared are left unchanged.", check: &checkOVSMap},
 	&memberLifecycle,
-	{name: "output_port", doc: "The port of the bridge that gets the selected packets. It carries nothing else from then on, and what arrives on it is dropped. A mirror has this or output_vlan; with neither it does nothing.", check: &checkOVSName},
-	{name: "output_vlan", doc: "The VLAN that gets the selected packets, on every port that carries it. OVS ignores it beside output_port.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(4095)}}}},
-	{name: "select_all", doc: "Whether every port of the bridge is selected, in both directions.", check: &check{types: isBool}},
-	{name: "select_dst_ports", doc: "Ports of the bridge on which departing packets are selected.", check: &check{types: isList, tests: []test{&list{elem: &checkOVSName}}}},
-	{name: "select_src_ports", doc: "Ports of the bridge on which arriving packets are selected.", check: &check{types: isList, tests: []test{&list{elem: &checkOVSName}}}},
-	{name: "select_vlan", doc: "The VLANs in which packets are selected. Empty: all of them.", check: &check{types: isList, tests: []test{&list{elem: &checkOVSVLAN}}}},
-	{name: "snaplen", doc: "How many bytes of a packet are sent to the output. Unset: all of them.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(14)}, bound{op: "<=", limit: int64(65535)}}}},
+	{name: "output_port", doc: "Name of the port of the bridge that receives the selected packets. The port then carries no other traffic, and packets that arrive on it are dropped. A mirror has output_port or output_vlan; with neither it has no effect.", check: &checkOVSName},
+	{name: "output_vlan", doc: "VLAN that receives the selected packets, on every port that carries it. OVS ignores it if output_port is set.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(4095)}}}},
+	{name: "select_all", doc: "Whether all ports of the bridge are selected, in both directions.", check: &check{types: isBool}},
+	{name: "select_dst_ports", doc: "Names of the ports of the bridge on which departing packets are selected.", check: &check{types: isList, tests: []test{&list{elem: &checkOVSName}}}},
+	{name: "select_src_ports", doc: "Names of the ports of the bridge on which arriving packets are selected.", check: &check{types: isList, tests: []test{&list{elem: &checkOVSName}}}},
+	{name: "select_vlan", doc: "VLANs in which packets are selected. If empty, all VLANs.", check: &check{types: isList, tests: []test{&list{elem: &checkOVSVLAN}}}},
+	{name: "snaplen", doc: "Maximum number of bytes of a packet that are sent to the output. If unset, whole packets.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(14)}, bound{op: "<=", limit: int64(65535)}}}},
 	&memberTimeouts,
 }}}}, external: &checkExternal}

@@ -7,48 +7,48 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindOvsPort, "ovs/port.cue", "062576348f1386f8e6c5e73c8baf6fcda7f4683cceb90041dc43f20af3374869")
+	compiledFiles.add(&kindOvsPort, "ovs/port.cue", "2f1fabb35464423e11700159b819780ba616e4a8d1a2d7bda39546834a1bbc86")
 }
 
-var checkMTU = check{name: "#MTU", doc: "The largest packet of an interface, in bytes.", types: isInt, tests: []test{bound{op: ">=", limit: int64(68)}, bound{op: "<=", limit: int64(65535)}}}
+var checkMTU = check{name: "#MTU", doc: "The maximum packet size of an interface, in bytes.", types: isInt, tests: []test{bound{op: ">=", limit: int64(68)}, bound{op: "<=", limit: int64(65535)}}}
 
-var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A port of a bridge and the one interface behind it, both called by its name. Ports that others made, such as those of libvirt's domains, are reported and never touched.", Fields: []schema.Field{
-	{Name: "bridge", Type: "string", Doc: "The bridge that the port belongs to.", Constraint: "#OVSName", Required: true, Ref: "ovs.bridge", Immutable: true},
-	{Name: "external_ids", Type: "map", Doc: "Notes for other programs. Keys that are not declared stay.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "interface", Type: "struct", Doc: "What the port is attached to. Unset is the network interface of that name.", Fields: []schema.Field{
-		{Name: "external_ids", Type: "map", Doc: "Notes for other programs, such as iface-id. Keys that are not declared stay.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-		{Name: "mac", Type: "string", Doc: "The Ethernet address of an internal interface. Unset: OVS chooses.", Constraint: "#MAC"},
-		{Name: "mtu_request", Type: "int", Doc: "The MTU that OVS gives the interface. Unset: OVS decides.", Constraint: "#MTU"},
-		{Name: "ofport_request", Type: "int", Doc: "The OpenFlow port number that OVS gives the interface when it is free.", Constraint: "int & >=1 & <=65279"},
-		{Name: "options", Type: "map", Doc: "What the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared stay.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-		{Name: "other_config", Type: "map", Doc: "Settings of the interface that have no column of their own. Keys that are not declared stay.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-		{Name: "type", Type: "string", Doc: "What the interface is: a network interface that is there (what OVS assumes when nothing is said), one that OVS makes, a patch to another bridge or a tunnel. A change makes the interface anew, so it replaces the port.", Constraint: `"system" | "internal" | "tap" | "patch" | "vxlan" | "geneve" | "gre" | "ip6gre" | "erspan" | "ip6erspan" | "gtpu" | "bareudp" | "dpdk" | "dpdkvhostuserclient"`, Immutable: true},
+var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A port of a bridge and its only interface, which has the same name. Unmanaged ports, such as those of libvirt domains, are reported and left unchanged.", Fields: []schema.Field{
+	{Name: "bridge", Type: "string", Doc: "Name of the bridge that the port belongs to.", Constraint: "#OVSName", Required: true, Ref: "ovs.bridge", Immutable: true},
+	{Name: "external_ids", Type: "map", Doc: "Metadata for other programs. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "interface", Type: "struct", Doc: "Interface of the port. If unset, the network interface of that name.", Fields: []schema.Field{
+		{Name: "external_ids", Type: "map", Doc: "Metadata for other programs, such as iface-id. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "mac", Type: "string", Doc: "MAC address of an internal interface. If unset, OVS chooses one.", Constraint: "#MAC"},
+		{Name: "mtu_request", Type: "int", Doc: "MTU that OVS sets on the interface. If unset, OVS decides.", Constraint: "#MTU"},
+		{Name: "ofport_request", Type: "int", Doc: "OpenFlow port number that OVS assigns to the interface if it is free.", Constraint: "int & >=1 & <=65279"},
+		{Name: "options", Type: "map", Doc: "Options that the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "other_config", Type: "map", Doc: "Settings of the interface without a column of their own. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "type", Type: "string", Doc: "Type of the interface: an existing network interface (system, the default of OVS), one that OVS creates, a patch to another bridge, or a tunnel. A change recreates the interface, so it replaces the port.", Constraint: `"system" | "internal" | "tap" | "patch" | "vxlan" | "geneve" | "gre" | "ip6gre" | "erspan" | "ip6erspan" | "gtpu" | "bareudp" | "dpdk" | "dpdkvhostuserclient"`, Immutable: true},
 	}},
-	{Name: "ofport", Type: "int", Doc: "The OpenFlow port number.", Constraint: "int", Computed: true},
-	{Name: "other_config", Type: "map", Doc: "Settings of the port that have no column of their own. Keys that are not declared stay.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "protected", Type: "bool", Doc: "Whether the port exchanges nothing with other protected ports. Keeps a full mesh of tunnels from looping.", Constraint: "bool"},
-	{Name: "tag", Type: "int", Doc: "The VLAN of an access port, or the native VLAN of a port that is native-tagged or native-untagged. 0 is traffic with a priority and no VLAN.", Constraint: "#OVSVLAN"},
-	{Name: "trunks", Type: "list", Doc: "The VLANs that a trunk carries. Empty: all of them.", Constraint: "[...#OVSVLAN]", Set: true, Elem: &schema.Field{Type: "int", Doc: "A VLAN id as OVSDB takes it; 0 is the absence of a VLAN.", Constraint: "#OVSVLAN"}},
-	{Name: "vlan_mode", Type: "string", Doc: "How the port treats VLANs. Unset: access when there is a tag, otherwise trunk.", Constraint: `"access" | "trunk" | "native-tagged" | "native-untagged" | "dot1q-tunnel"`},
+	{Name: "ofport", Type: "int", Doc: "OpenFlow port number in use.", Constraint: "int", Computed: true},
+	{Name: "other_config", Type: "map", Doc: "Settings of the port without a column of their own. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+	{Name: "protected", Type: "bool", Doc: "Whether the port exchanges no traffic with other protected ports. Prevents loops in a full mesh of tunnels.", Constraint: "bool"},
+	{Name: "tag", Type: "int", Doc: "VLAN of an access port, or native VLAN of a native-tagged or native-untagged port. 0 means traffic with a priority but without a VLAN.", Constraint: "#OVSVLAN"},
+	{Name: "trunks", Type: "list", Doc: "VLANs that a trunk port carries. If empty, all VLANs.", Constraint: "[...#OVSVLAN]", Set: true, Elem: &schema.Field{Type: "int", Doc: "A VLAN id as stored in OVSDB; 0 means no VLAN.", Constraint: "#OVSVLAN"}},
+	{Name: "vlan_mode", Type: "string", Doc: "VLAN mode of the port. If unset, access if tag is set, otherwise trunk.", Constraint: `"access" | "trunk" | "native-tagged" | "native-untagged" | "dot1q-tunnel"`},
 }}, name: &checkOVSName, body: &check{types: isObject, tests: []test{&object{members: []*member{
-	{name: "bridge", doc: "The bridge that the port belongs to.", check: &checkOVSName, required: true},
+	{name: "bridge", doc: "Name of the bridge that the port belongs to.", check: &checkOVSName, required: true},
 	&memberDependsOn,
-	{name: "external_ids", doc: "Notes for other programs. Keys that are not declared stay.", check: &checkOVSMap},
-	{name: "interface", doc: "What the port is attached to. Unset is the network interface of that name.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-		{name: "external_ids", doc: "Notes for other programs, such as iface-id. Keys that are not declared stay.", check: &checkOVSMap},
-		{name: "mac", doc: "The Ethernet address of an internal interface. Unset: OVS chooses.", check: &checkMAC},
-		{name: "mtu_request", doc: "The MTU that OVS gives the interface. Unset: OVS decides.", check: &checkMTU},
-		{name: "ofport_request", doc: "The OpenFlow port number that OVS gives the interface when it is free.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(65279)}}}},
-		{name: "options", doc: "What the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared stay.", check: &checkOVSMap},
-		{name: "other_config", doc: "Settings of the interface that have no column of their own. Keys that are not declared stay.", check: &checkOVSMap},
-		{name: "type", doc: "What the interface is: a network interface that is there (what OVS assumes when nothing is said), one that OVS makes, a patch to another bridge or a tunnel. A change makes the interface anew, so it replaces the port.", check: &check{types: isString, tests: []test{&enum{values: []any{"system", "internal", "tap", "patch", "vxlan", "geneve", "gre", "ip6gre", "erspan", "ip6erspan", "gtpu", "bareudp", "dpdk", "dpdkvhostuserclient"}}}}},
+	{name: "external_ids", doc: "Metadata for other programs. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+	{name: "interface", doc: "Interface of the port. If unset, the network interface of that name.", check: &check{types: isObject, tests: []test{&object{members: []*member{
+		{name: "external_ids", doc: "Metadata for other programs, such as iface-id. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+		{name: "mac", doc: "MAC address of an internal interface. If unset, OVS chooses one.", check: &checkMAC},
+		{name: "mtu_request", doc: "MTU that OVS sets on the interface. If unset, OVS decides.", check: &checkMTU},
+		{name: "ofport_request", doc: "OpenFlow port number that OVS assigns to the interface if it is free.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(65279)}}}},
+		{name: "options", doc: "Options that the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+		{name: "other_config", doc: "Settings of the interface without a column of their own. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+		{name: "type", doc: "Type of the interface: an existing network interface (system, the default of OVS), one that OVS creates, a patch to another bridge, or a tunnel. A change recreates the interface, so it replaces the port.", check: &check{types: isString, tests: []test{&enum{values: []any{"system", "internal", "tap", "patch", "vxlan", "geneve", "gre", "ip6gre", "erspan", "ip6erspan", "gtpu", "bareudp", "dpdk", "dpdkvhostuserclient"}}}}},
 	}}}}},
 	&memberLifecycle,
-	{name: "ofport", doc: "The OpenFlow port number.", check: &check{types: isInt}, computed: true},
-	{name: "other_config", doc: "Settings of the port that have no column of their own. Keys that are not declared stay.", check: &checkOVSMap},
-	{name: "protected", doc: "Whether the port exchanges nothing with other protected ports. Keeps a full mesh of tunnels from looping.", check: &check{types: isBool}},
-	{name: "tag", doc: "The VLAN of an access port, or the native VLAN of a port that is native-tagged or native-untagged. 0 is traffic with a priority and no VLAN.", check: &checkOVSVLAN},
+	{name: "ofport", doc: "OpenFlow port number in use.", check: &check{types: isInt}, computed: true},
+	{name: "other_config", doc: "Settings of the port without a column of their own. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+	{name: "protected", doc: "Whether the port exchanges no traffic with other protected ports. Prevents loops in a full mesh of tunnels.", check: &check{types: isBool}},
+	{name: "tag", doc: "VLAN of an access port, or native VLAN of a native-tagged or native-untagged port. 0 means traffic with a priority but without a VLAN.", check: &checkOVSVLAN},
 	&memberTimeouts,
-	{name: "trunks", doc: "The VLANs that a trunk carries. Empty: all of them.", check: &check{types: isList, tests: []test{&list{elem: &checkOVSVLAN}}}},
-	{name: "vlan_mode", doc: "How the port treats VLANs. Unset: access when there is a tag, otherwise trunk.", check: &check{types: isString, tests: []test{&enum{values: []any{"access", "trunk", "native-tagged", "native-untagged", "dot1q-tunnel"}}}}},
+	{name: "trunks", doc: "VLANs that a trunk port carries. If empty, all VLANs.", check: &check{types: isList, tests: []test{&list{elem: &checkOVSVLAN}}}},
+	{name: "vlan_mode", doc: "VLAN mode of the port. If unset, access if tag is set, otherwise trunk.", check: &check{types: isString, tests: []test{&enum{values: []any{"access", "trunk", "native-tagged", "native-untagged", "dot1q-tunnel"}}}}},
 }}}}, external: &checkExternal}

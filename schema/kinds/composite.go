@@ -35,7 +35,7 @@ func (c *compiler) object(v cue.Value, skip func(name string) bool) *object {
 	}
 	for _, m := range o.members {
 		if slices.ContainsFunc(o.patterns, func(p keyed) bool { return p.key.accepts(m.name) }) {
-			c.misses(v, "the field "+m.name+", which a pattern matches too")
+			c.misses(v, "the field "+m.name+", which a pattern also matches")
 		}
 	}
 	return o
@@ -178,7 +178,7 @@ func (c *compiler) validators(v cue.Value) (tests []test) {
 	c.depth++
 	defer func() { c.depth-- }()
 	if c.depth > maxNesting {
-		c.misses(v, "nested too deep")
+		c.misses(v, "nested too deeply")
 		return nil
 	}
 	op, args := v.Expr()

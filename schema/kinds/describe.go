@@ -50,12 +50,12 @@ func (s *Schema) Describe(name string) (string, error) {
 	if k.Node {
 		where = "nodes: NODE: " + where
 	}
-	d.line(0, "written   %s", where)
+	d.line(0, "syntax    %s", where)
 	d.hang("NAME      ", 10, k.name.want())
 	d.object(k.body.object(), k.Kind.Fields, 0)
 	if text := Example(&k.Kind); text != "" {
 		d.line(0, "")
-		d.line(0, "for example")
+		d.line(0, "example")
 		d.line(0, "")
 		for line := range strings.Lines(text) {
 			d.line(0, "    %s", strings.TrimSuffix(line, "\n"))
@@ -160,7 +160,7 @@ func traits(f *schema.Field, m *member) (all []string) {
 	}
 	switch {
 	case f.Computed:
-		all = append(all, "read only")
+		all = append(all, "read-only")
 	case f.Required:
 		all = append(all, "required")
 	case f.Default != nil:
@@ -171,25 +171,25 @@ func traits(f *schema.Field, m *member) (all []string) {
 		ref = e.Ref
 	}
 	if ref != "" {
-		all = append(all, "names a "+ref)
+		all = append(all, "refers to a "+ref)
 	}
 	if f.Set {
-		all = append(all, "order means nothing")
+		all = append(all, "order does not matter")
 	}
 	if f.Key != "" {
-		all = append(all, "order means nothing, elements are told apart by "+f.Key)
+		all = append(all, "order does not matter, elements are identified by "+f.Key)
 	}
 	if f.Immutable {
 		all = append(all, "a change replaces the resource")
 	}
 	if f.Kept {
-		all = append(all, "stays as it is when it leaves the document")
+		all = append(all, "keeps its value when removed from the document")
 	}
 	if f.Disruption != "" {
 		all = append(all, "a change disrupts: "+f.Disruption)
 	}
 	if f.Choose != nil {
-		all = append(all, "when left out, a free "+f.Choose.Kind+" is chosen")
+		all = append(all, "if omitted, a free "+f.Choose.Kind+" is chosen")
 	}
 	if f.Secret {
 		all = append(all, "secret, never shown")

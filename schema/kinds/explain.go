@@ -38,7 +38,7 @@ func (s *Schema) explain(k *kind, spec schema.Object) []Problem {
 		if !x.covers(r.path) {
 			detail := r.message
 			if secretAt(k, r.path) {
-				detail = "The value is not shown: it is a secret."
+				detail = "The value is a secret and is not shown."
 			}
 			x.found = append(x.found, newProblem(r.path, codeSchema, stop(detail)))
 		}
@@ -139,12 +139,12 @@ func (x *explainer) refused(c *check, t test, v any, path []string) {
 	case bound:
 		x.add(path, codeOutOfRange, x.show(v)+" is out of range"+want)
 	case *pattern:
-		x.add(path, codePattern, x.show(v)+" does not fit"+want)
+		x.add(path, codePattern, x.show(v)+" is invalid"+want)
 	case *size:
 		x.add(path, codeLength, fmt.Sprintf("Found %s. Want %s", count(lengthOf(v), t.unit()), t.want()))
 	case unique:
 		l := v.([]any)
-		x.add(path, codeEnum, fmt.Sprintf("%s is there twice. Want every element once", x.show(l[repeated(l)])))
+		x.add(path, codeEnum, fmt.Sprintf("%s appears more than once. Want each element once", x.show(l[repeated(l)])))
 	case *anyOf:
 		x.anyOf(c, t, v, path)
 	default:
@@ -168,7 +168,7 @@ func (x *explainer) anyOf(c *check, t *anyOf, v any, path []string) {
 	if typeOf(v) == isString {
 		code = codePattern
 	}
-	x.add(path, code, x.show(v)+" does not fit. Want "+c.want())
+	x.add(path, code, x.show(v)+" is invalid. Want "+c.want())
 }
 
 func (x *explainer) object(o *object, fields map[string]any, path []string) {
@@ -179,7 +179,7 @@ func (x *explainer) object(o *object, fields map[string]any, path []string) {
 		case m == nil:
 			x.free(o, name, fields[name], at)
 		case m.computed:
-			x.add(at, codeReadOnly, fmt.Sprintf("The far side sets %q. Remove it from the document", name))
+			x.add(at, codeReadOnly, fmt.Sprintf("Only the remote system sets %q. Remove it from the document", name))
 		default:
 			secret := x.secret
 			x.secret = secret || m.secret
@@ -212,7 +212,7 @@ func (x *explainer) free(o *object, name string, v any, path []string) {
 	switch {
 	case known:
 	case len(o.members) == 0 && len(o.patterns) == 1:
-		x.add(path, codeBadName, fmt.Sprintf("%q does not fit as a name. Want %s", name, o.patterns[0].key.want()))
+		x.add(path, codeBadName, fmt.Sprintf("%q is not a valid name. Want %s", name, o.patterns[0].key.want()))
 	default:
 		x.add(path, codeUnknownField, message.Unknown("field", name, o.writable()))
 	}

@@ -59,7 +59,7 @@ func TestExplain(t *testing.T) {
 		want string // PATH CODE DETAIL
 	}{
 		{`"tennant": 1`, `tennant CV1001 There is no field "tennant". Did you mean "tenant"?`},
-		{`"zzz": 1`, `zzz CV1001 There is no field "zzz". There is address, any, depends_on, labels, level, lifecycle, mode, nick, note, pair, password, port, retries, rules, secrets, tags, tenant, timeouts.`},
+		{`"zzz": 1`, `zzz CV1001 There is no field "zzz". Available: address, any, depends_on, labels, level, lifecycle, mode, nick, note, pair, password, port, retries, rules, secrets, tags, tenant, timeouts.`},
 		{`"lifecycle": {"protekt": true}`, `lifecycle.protekt CV1001 There is no field "protekt". Did you mean "protect"?`},
 		{`"rules": [{"on": true}]`, `rules.0.id CV1002 Field "id" is required. Want a whole number.`},
 		{`"port": "80"`, `port CV1003 Found "80". Want a whole number from 1 to 65535.`},
@@ -69,19 +69,19 @@ func TestExplain(t *testing.T) {
 		{`"any": "x"`, `any CV1003 Found "x". Want a whole number, or true or false.`},
 		{`"port": 65536`, `port CV1004 65536 is out of range. Want a whole number from 1 to 65535.`},
 		{`"level": 1.5`, `level CV1004 1.5 is out of range. Want a number above 0 and below 1.5.`},
-		{`"address": "10.0.0.256"`, `address CV1005 "10.0.0.256" does not fit. Want an IPv4 or IPv6 address.`},
+		{`"address": "10.0.0.256"`, `address CV1005 "10.0.0.256" is invalid. Want an IPv4 or IPv6 address.`},
 		{`"mode": "Manual"`, `mode CV1006 "Manual" is not allowed. Want "auto", "manual" or "off". Did you mean "manual"?`},
 		{`"retries": 4`, `retries CV1006 4 is not allowed. Want 1, 2 or 3.`},
 		{`"nick": "root"`, `nick CV1006 "root" is not allowed. Want text other than "root".`},
-		{`"tags": ["a", "b", "a"]`, `tags CV1006 "a" is there twice. Want every element once.`},
-		{`"address_seen": "x"`, `address_seen CV1007 The far side sets "address_seen". Remove it from the document.`},
-		{`"labels": {"é": "x"}`, `labels.é CV1008 "é" does not fit as a name. Want text of 1 to 255 printable ASCII characters.`},
+		{`"tags": ["a", "b", "a"]`, `tags CV1006 "a" appears more than once. Want each element once.`},
+		{`"address_seen": "x"`, `address_seen CV1007 Only the remote system sets "address_seen". Remove it from the document.`},
+		{`"labels": {"é": "x"}`, `labels.é CV1008 "é" is not a valid name. Want text of 1 to 255 printable ASCII characters.`},
 		{`"note": "toolong"`, `note CV1011 Found 7 characters. Want at most 5 characters.`},
 		{`"pair": ["a"]`, `pair CV1011 Found 1 element. Want at least 2 elements.`},
 		{`"rules": [{"id": 1}, {"id": 2}, {"id": 3}]`, `rules CV1011 Found 3 elements. Want at most 2 elements.`},
 		{`"password": "hunter2"`, `password CV1003 Found (secret). Want an object.`},
-		{`"password": {"from": "hunter2"}`, `password.from CV1005 (secret) does not fit. Want the place of a secret: env:NAME or file:PATH.`},
-		{`"secrets": {"a": {"from": "hunter2"}}`, `secrets.a.from CV1005 (secret) does not fit. Want the place of a secret: env:NAME or file:PATH.`},
+		{`"password": {"from": "hunter2"}`, `password.from CV1005 (secret) is invalid. Want the source of a secret: env:NAME or file:PATH.`},
+		{`"secrets": {"a": {"from": "hunter2"}}`, `secrets.a.from CV1005 (secret) is invalid. Want the source of a secret: env:NAME or file:PATH.`},
 		{`"port": 0, "mode": "", "x": 1`, `mode CV1006 "" is not allowed. Want "auto", "manual" or "off". && port CV1004 0 is out of range. Want a whole number from 1 to 65535. && x CV1001 *`},
 	} {
 		var spec schema.Object
@@ -140,11 +140,11 @@ func TestCheckName(t *testing.T) {
 	s := newGadget(t)
 	for _, c := range []struct{ kind, name, detail string }{
 		{"x.gadget", "a-b", ""},
-		{"x.gadget", "A", `"A" cannot name a x.gadget. Want a label: lower-case letters, digits and inner hyphens, at most 63.`},
-		{"x.gadget", "", `"" cannot name anything. Want a name that is not empty and has no slash.`},
+		{"x.gadget", "A", `"A" is not a valid x.gadget name. Want a label: lower-case letters, digits and inner hyphens, at most 63.`},
+		{"x.gadget", "", `"" is not a valid name. Want a name that is not empty and contains no slash.`},
 		{"x.free", "ab", ""},
-		{"x.free", "a/", `"a/" cannot name anything. Want a name that is not empty and has no slash.`},
-		{"x.free", "a", `"a" cannot name a x.free. Want text that matches ^..$.`},
+		{"x.free", "a/", `"a/" is not a valid name. Want a name that is not empty and contains no slash.`},
+		{"x.free", "a", `"a" is not a valid x.free name. Want text that matches ^..$.`},
 	} {
 		v := s.CheckName(s.Kinds()[c.kind], c.name)
 		switch {
@@ -172,11 +172,11 @@ func TestCheckHead(t *testing.T) {
 		{head + `, "polcy": {}`, []string{`polcy CV1010 Did you mean "policy"?`}},
 		{head + `, "xx": {}`, []string{`xx CV1010 There is no field or provider "xx".`}},
 		{head + `, "x": {"gadgets": {}}`, []string{`x.gadgets CV1009 Did you mean "gadget"?`}},
-		{head + `, "x": {"gadget": {"a": 1}}`, []string{`x.gadget.a CV1003 Found 1. Want an object with the fields of a x.gadget.`}},
+		{head + `, "x": {"gadget": {"a": 1}}`, []string{`x.gadget.a CV1003 Found 1. Want an object with the fields of x.gadget.`}},
 		{head + `, "x": {"gadget": null}`, []string{`x.gadget CV1003`}},
 		{head + `, "x": []`, []string{`x CV1003`}},
 		{head + `, "y": {}`, []string{`y CV1012 nodes.NAME.y`}},
-		{head + `, "nodes": {"n": {"x": {}}}`, []string{`nodes.n.x CV1012 top of the document`}},
+		{head + `, "nodes": {"n": {"x": {}}}`, []string{`nodes.n.x CV1012 top level of the document`}},
 		{head + `, "nodes": {"n": {"z": {}}, "site": {}, "M": 1}`, []string{`nodes.M CV1008`, `nodes.M CV1003`, `nodes.n.z CV1010`, `nodes.site CV1008 other than "site"`}},
 		{head + `, "nodes": []`, []string{`nodes CV1003`}},
 	} {

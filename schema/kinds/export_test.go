@@ -185,19 +185,19 @@ func TestDescribe(t *testing.T) {
 	}
 	for _, want := range []string{
 		"x.gadget\nA gadget.\n",
-		"written   x: gadget: NAME: {...}\nNAME      a label: lower-case letters, digits and inner hyphens, at most 63\n",
+		"syntax    x: gadget: NAME: {...}\nNAME      a label: lower-case letters, digits and inner hyphens, at most 63\n",
 		"\ntenant  a label: lower-case letters, digits and inner hyphens, at most 63; required\n    The tenant that owns it.\n",
 		"\nmode  \"auto\", \"manual\" or \"off\"; default \"auto\"\n",
-		"\nrules  a list of at most 2 elements, each an object; order means nothing, elements are told apart by\n       id\n    id  a whole number; required\n    on  true or false; default true\n",
+		"\nrules  a list of at most 2 elements, each an object; order does not matter, elements are identified\n       by id\n    id  a whole number; required\n    on  true or false; default true\n",
 		"\nlabels  an object, each name text of 1 to 255 printable ASCII characters, each value text of at most\n        255 characters\n",
 		"\npassword  an object; secret, never shown\n",
-		"\naddress_seen  text; read only\n",
+		"\naddress_seen  text; read-only\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %q:\n%s", want, got)
 		}
 	}
-	if got, err = s.Describe("y.widget"); err != nil || !strings.Contains(got, "written   nodes: NODE: y: widget: NAME: {...}") {
+	if got, err = s.Describe("y.widget"); err != nil || !strings.Contains(got, "syntax    nodes: NODE: y: widget: NAME: {...}") {
 		t.Errorf("%v, %s", err, got)
 	}
 	if _, err = s.Describe("x.gadgett"); err == nil || !strings.Contains(err.Error(), `Did you mean "x.gadget"?`) {
@@ -208,11 +208,11 @@ func TestDescribe(t *testing.T) {
 func TestSpelled(t *testing.T) {
 	for pattern, want := range map[string]string{
 		`^[ -~]{1,64}$`:             "of 1 to 64 printable ASCII characters",
-		`^[!-~]{1,255}$`:            "of 1 to 255 printable ASCII characters other than blanks",
+		`^[!-~]{1,255}$`:            "of 1 to 255 printable ASCII characters other than spaces",
 		`^[A-Za-z0-9:-]{1,128}$`:    "of 1 to 128 letters, digits, colons and hyphens",
-		`^\S+$`:                     "of characters other than blanks",
-		`^[^\s\v\x85\p{Z}]{3,}$`:    "of at least 3 characters other than blanks",
-		`[^\s\v\x85\p{Z}]`:          "with at least 1 character other than blanks",
+		`^\S+$`:                     "of characters other than spaces",
+		`^[^\s\v\x85\p{Z}]{3,}$`:    "of at least 3 characters other than spaces",
+		`[^\s\v\x85\p{Z}]`:          "with at least 1 character other than spaces",
 		`.`:                         "with at least 1 character",
 		`^[0-9a-v]{52}$`:            "", // not letters
 		`^[^a]{1,2}$`:               "", // not only spaces

@@ -33,7 +33,7 @@ func (m *module) fields(v cue.Value, path string, skip []string) ([]schema.Field
 			}
 		}
 		if d.Computed && sel.ConstraintType() != cue.OptionalConstraint {
-			errs = append(errs, fmt.Errorf("%s: %s.%s: a computed field is optional: write %s?", file(f), path, d.Name, d.Name))
+			errs = append(errs, fmt.Errorf("%s: %s.%s: a computed field must be optional: write %s?", file(f), path, d.Name, d.Name))
 		}
 		fields = append(fields, d)
 	}
@@ -106,7 +106,7 @@ func (m *module) field(v cue.Value, path string) (schema.Field, error) {
 			f.Type = schema.Any
 		}
 	case cue.FloatKind:
-		errs = append(errs, fmt.Errorf("%s: %s: no JSON number is a float for sure: use number", file(v), path))
+		errs = append(errs, fmt.Errorf("%s: %s: a JSON number is not always a float: use number", file(v), path))
 	case cue.BottomKind:
 		errs = append(errs, fmt.Errorf("%s: %s: no value is allowed: %w", file(v), path, explainCUE(v.Validate())))
 	default:
@@ -123,7 +123,7 @@ func (m *module) field(v cue.Value, path string) (schema.Field, error) {
 		}
 	}
 	if f.Secret && !place && !f.Computed {
-		errs = append(errs, fmt.Errorf("%s: %s: @secret(): a document would hold the secret itself, and nothing would seal it: declare it as %s, which needs no attribute", file(v), path, secretDefinition))
+		errs = append(errs, fmt.Errorf("%s: %s: @secret(): a document would contain the secret itself, unsealed: declare it as %s, which needs no attribute", file(v), path, secretDefinition))
 	}
 	return f, errors.Join(errs...)
 }
@@ -163,7 +163,7 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 		want = 1
 	case "immutable", "computed", "secret", "set", "kept", "planning":
 	default:
-		return fmt.Errorf("there is no such attribute%s", didYouMean(a.Name(), attributes))
+		return fmt.Errorf("unknown attribute%s", didYouMean(a.Name(), attributes))
 	}
 	if len(args) != want {
 		return fmt.Errorf("want %d arguments, have %d", want, len(args))
@@ -228,7 +228,7 @@ func choose(f *schema.Field, args []string) error {
 		case key == "spread":
 			f.Choose.Spread = value
 		default:
-			return fmt.Errorf("there is no %s", key)
+			return fmt.Errorf("unknown option %s", key)
 		}
 	}
 	return nil

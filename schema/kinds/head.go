@@ -10,7 +10,7 @@ import (
 )
 
 // noObject is the detail for a value that should be an object of names.
-const noObject = "Names belong here, each followed by what it names: write an object."
+const noObject = "Want an object that maps each name to its contents."
 
 // CheckHead checks everything of a document above its resources: apiVersion, site and policy, the names of nodes,
 // providers and kinds, and that every resource is an object. Names of resources are left to CheckName, their contents
@@ -42,7 +42,7 @@ func (s *Schema) checkNodes(x *explainer, v any) {
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		at := append(path[:1:1], node)
 		if !s.nodeName.accepts(node) {
-			x.add(at, codeBadName, fmt.Sprintf("%s cannot name a node. Want %s", message.Value(node), s.nodeName.want()))
+			x.add(at, codeBadName, fmt.Sprintf("%s is not a valid node name. Want %s", message.Value(node), s.nodeName.want()))
 		}
 		providers, ok := nodes[node].(map[string]any)
 		if !ok {
@@ -79,7 +79,7 @@ func (s *Schema) checkProvider(x *explainer, path []string, provider string, v a
 			if slices.Contains(elsewhere, noun) {
 				x.add(at, codeWrongScope, s.wrongScope(provider+"."+noun, onNode))
 			} else {
-				x.add(at, codeUnknownKind, message.Unknown("kind of "+provider, noun, nouns))
+				x.add(at, codeUnknownKind, message.Unknown(provider+" kind", noun, nouns))
 			}
 			continue
 		}
@@ -90,7 +90,7 @@ func (s *Schema) checkProvider(x *explainer, path []string, provider string, v a
 		}
 		for name, r := range resources {
 			if _, ok := r.(map[string]any); !ok {
-				x.add(append(at[:len(at):len(at)], name), codeWrongType, fmt.Sprintf("Found %s. Want an object with the fields of a %s.%s", message.Value(r), provider, noun))
+				x.add(append(at[:len(at):len(at)], name), codeWrongType, fmt.Sprintf("Found %s. Want an object with the fields of %s.%s", message.Value(r), provider, noun))
 			}
 		}
 	}
@@ -98,9 +98,9 @@ func (s *Schema) checkProvider(x *explainer, path []string, provider string, v a
 
 func (s *Schema) wrongScope(what string, onNode bool) string {
 	if onNode {
-		return fmt.Sprintf("%s belongs to the whole site. Write it at the top of the document, not under a node.", what)
+		return fmt.Sprintf("%s belongs to the whole site. Put it at the top level of the document, not under a node.", what)
 	}
-	return fmt.Sprintf("%s lives on nodes. Write it under nodes.NAME.%s.", what, what)
+	return fmt.Sprintf("%s belongs to nodes. Put it under nodes.NAME.%s.", what, what)
 }
 
 // unknownName returns the detail for a name that is neither a provider nor, at the top of a document, a field.

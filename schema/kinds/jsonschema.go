@@ -21,7 +21,7 @@ func (s *Schema) JSONSchema() ([]byte, error) {
 	properties := document["properties"].(map[string]any)
 	maps.Copy(properties, j.providers(s, false))
 	node := map[string]any{"type": "object", "properties": j.providers(s, true), "additionalProperties": false}
-	properties["nodes"] = j.keyed(s.nodeName, node, "What lives on the nodes, by the node's name.")
+	properties["nodes"] = j.keyed(s.nodeName, node, "The resources of each node, by node name.")
 	document["$defs"] = j.defs
 	b, err := json.MarshalIndent(document, "", "  ")
 	return append(b, '\n'), err

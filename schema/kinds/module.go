@@ -165,7 +165,7 @@ func (m *module) compile() (*compiled, error) {
 	}
 	all.nodeName = c.names(nodes.Selector(), nodes.Value())
 	if c.unknown != nil {
-		return nil, fmt.Errorf("#Document: only CUE can judge %s", strings.Join(c.unknown, ", "))
+		return nil, fmt.Errorf("#Document: only CUE can check %s", strings.Join(c.unknown, ", "))
 	}
 	return all, m.checkRefs(all.kinds)
 }
@@ -177,13 +177,13 @@ func (m *module) read(c *compiler, d described, common []string) (*kind, error) 
 	c.unknown = nil
 	k.name = c.names(d.names, d.resource)
 	if c.unknown != nil {
-		return nil, fmt.Errorf("%s: kind %s: in the names only CUE can judge %s", file(d.resource), k.Name, strings.Join(c.unknown, ", "))
+		return nil, fmt.Errorf("%s: kind %s: in names, only CUE can check %s", file(d.resource), k.Name, strings.Join(c.unknown, ", "))
 	}
 	c.kind(k, v)
 	if d.external {
 		c.unknown = nil
 		if k.external = c.definition(externalDefinition); c.unknown != nil {
-			return nil, fmt.Errorf("%s: only CUE can judge %s", externalDefinition, strings.Join(c.unknown, ", "))
+			return nil, fmt.Errorf("%s: only CUE can check %s", externalDefinition, strings.Join(c.unknown, ", "))
 		}
 	}
 	for _, name := range common {
@@ -203,7 +203,7 @@ func (m *module) checkRefs(kinds []*kind) error {
 		k.Spec().Walk([]string{k.Name}, func(path []string, f *schema.Field) bool {
 			if _, ok := m.values[f.Ref]; f.Ref != "" && !ok {
 				at, names := strings.ReplaceAll(strings.Join(path, "."), ".[]", "[]"), slices.Sorted(maps.Keys(m.values))
-				errs = append(errs, fmt.Errorf("%s: %s: @ref(%s): there is no kind %s%s", file(m.values[k.Name]), at, f.Ref, f.Ref, didYouMean(f.Ref, names)))
+				errs = append(errs, fmt.Errorf("%s: %s: @ref(%s): unknown kind %s%s", file(m.values[k.Name]), at, f.Ref, f.Ref, didYouMean(f.Ref, names)))
 			}
 			return true
 		})

@@ -13,10 +13,10 @@ import (
 func (s *Schema) CheckName(k *schema.Kind, name string) *Problem {
 	switch kd := s.kinds[k.Name]; {
 	case name == "" || strings.Contains(name, "/"): // a ref is SCOPE/KIND/NAME
-		v := newProblem(nil, codeBadName, fmt.Sprintf("%q cannot name anything. Want a name that is not empty and has no slash.", name))
+		v := newProblem(nil, codeBadName, fmt.Sprintf("%q is not a valid name. Want a name that is not empty and contains no slash.", name))
 		return &v
 	case !kd.name.accepts(name):
-		v := newProblem(nil, codeBadName, stop(fmt.Sprintf("%s cannot name a %s. Want %s", message.Value(name), k.Name, kd.name.want())))
+		v := newProblem(nil, codeBadName, stop(fmt.Sprintf("%s is not a valid %s name. Want %s", message.Value(name), k.Name, kd.name.want())))
 		return &v
 	}
 	return nil

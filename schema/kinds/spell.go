@@ -65,9 +65,9 @@ func characters(expr *grammar.Regexp, n int) (words string, ok bool) {
 	case slices.Equal(r, []rune(" ~")):
 		return "printable ASCII " + noun, true
 	case slices.Equal(r, []rune("!~")):
-		return "printable ASCII " + noun + " other than blanks", true
+		return "printable ASCII " + noun + " other than spaces", true
 	case r[len(r)-1] == unicode.MaxRune:
-		return noun + " other than blanks", blanksOnly(r)
+		return noun + " other than spaces", blanksOnly(r)
 	}
 	left := map[rune]bool{}
 	for i := 0; i < len(expr.Rune); i += 2 {

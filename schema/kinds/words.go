@@ -73,7 +73,7 @@ func wants(c *check) (p parts) {
 		case *size:
 			p.size(t)
 		case unique:
-			p.rest = append(p.rest, "without repetition")
+			p.rest = append(p.rest, "without duplicates")
 		case *anyOf:
 			p.definition = c.sentence()
 			var each []string

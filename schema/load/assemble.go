@@ -95,7 +95,7 @@ func (o *Outline) excess(values int) *fault {
 }
 
 func tooMany(where, what string, limit int) *fault {
-	return &fault{code: codeTooLarge, detail: fmt.Sprintf("The %s would hold more than %d %s. Split the site.", where, limit, what)}
+	return &fault{code: codeTooLarge, detail: fmt.Sprintf("The %s would have more than %d %s. Split the site.", where, limit, what)}
 }
 
 // A composer writes objects within objects.

@@ -63,14 +63,14 @@ func (r *request) decode(in io.Reader) error {
 		return err
 	}
 	if len(r.Sizes) != len(r.Sources) {
-		return errors.New("it does not say how long its sources are")
+		return errors.New("it does not state the size of every source")
 	}
 	for i, size := range r.Sizes {
 		if size == 0 {
 			continue
 		}
 		if size < 0 || size > maxSize {
-			return fmt.Errorf("a source of %d bytes", size)
+			return fmt.Errorf("invalid source size of %d bytes", size)
 		}
 		r.Sources[i].Data = make([]byte, size)
 		if _, err := io.ReadFull(buffered, r.Sources[i].Data); err != nil {
@@ -101,17 +101,17 @@ func ChildEvaluator(argv []string, limits Limits) Evaluator {
 		case ctx.Err() != nil:
 			return nil, childFailed(codeInterrupted, "Evaluating %s was cancelled: %v.", names(sources), context.Cause(ctx))
 		case errors.Is(err, errTime):
-			return nil, childFailed(codeLimit, "Evaluating %s took more than %v of processor time. Simplify it, or raise -eval-timeout.", names(sources), limits.Time)
+			return nil, childFailed(codeLimit, "Evaluating %s used more than %v of CPU time. Simplify it, or raise -eval-timeout.", names(sources), limits.Time)
 		case errors.Is(err, errWait):
-			return nil, childFailed(codeLimit, "Evaluating %s was not over after %v: it waited for a file, or for a processor of a busy machine. Try again, or raise -eval-timeout.", names(sources), waits*limits.Time)
+			return nil, childFailed(codeLimit, "Evaluating %s did not finish within %v: it was waiting for a file, or for a CPU on a busy machine. Try again, or raise -eval-timeout.", names(sources), waits*limits.Time)
 		case errors.Is(err, errMemory):
-			return nil, childFailed(codeLimit, "Evaluating %s took more than %d MiB of memory. Simplify it, or raise -eval-memory.", names(sources), limits.Memory>>20)
+			return nil, childFailed(codeLimit, "Evaluating %s used more than %d MiB of memory. Simplify it, or raise -eval-memory.", names(sources), limits.Memory>>20)
 		case err != nil:
 			return nil, childFailed(codeEvaluation, "Evaluating %s failed: %v.", names(sources), err)
 		}
 		var a answer
 		if err := gob.NewDecoder(out).Decode(&a); err != nil {
-			return nil, childFailed(codeEvaluation, "Evaluating %s failed: the answer cannot be read: %v.", names(sources), err)
+			return nil, childFailed(codeEvaluation, "Evaluating %s failed: the result could not be read: %v.", names(sources), err)
 		}
 		return a.Evaluated, a.Diagnostics
 	}
@@ -126,7 +126,7 @@ func names(sources []Source) string {
 	var list []string
 	for i, s := range sources {
 		if i == 3 {
-			list = append(list, fmt.Sprintf("%d more", len(sources)-i))
+			list = append(list, fmt.Sprintf("and %d more", len(sources)-i))
 			break
 		}
 		list = append(list, message.Printable(s.Name))
@@ -136,7 +136,7 @@ func names(sources []Source) string {
 
 var (
 	errTime   = errors.New("time limit")
-	errWait   = errors.New("limit of waiting")
+	errWait   = errors.New("wait limit")
 	errMemory = errors.New("memory limit")
 )
 
@@ -240,7 +240,7 @@ func EvaluateMain(stdin io.Reader, stdout io.Writer) error {
 		time.AfterFunc((waits+1)*r.Limits.Time, func() { os.Exit(1) })
 		seconds := uint64(r.Limits.Time/time.Second + 1)
 		if err := syscall.Setrlimit(syscall.RLIMIT_CPU, &syscall.Rlimit{Cur: seconds, Max: seconds + 1}); err != nil {
-			return fmt.Errorf("limit the time: %w", err)
+			return fmt.Errorf("set the CPU time limit: %w", err)
 		}
 	}
 	var a answer

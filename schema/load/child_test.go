@@ -40,13 +40,13 @@ func TestChildIsTheSame(t *testing.T) {
 func TestChildIsBounded(t *testing.T) {
 	endless := []Source{{Name: "endless.cue", Data: []byte(cueTime)}}
 	_, ds := child(Limits{Time: 300 * time.Millisecond})(context.Background(), endless)
-	wantOne(t, ds, codeLimit, "Evaluating endless.cue took more than 300ms of processor time. Simplify it, or raise -eval-timeout.")
+	wantOne(t, ds, codeLimit, "Evaluating endless.cue used more than 300ms of CPU time. Simplify it, or raise -eval-timeout.")
 
 	_, ds = child(Limits{Time: time.Minute, Memory: 96 << 20})(context.Background(), []Source{{Name: "big.cue", Data: []byte(cueMemory)}})
-	wantOne(t, ds, codeLimit, "Evaluating big.cue took more than 96 MiB of memory. Simplify it, or raise -eval-memory.")
+	wantOne(t, ds, codeLimit, "Evaluating big.cue used more than 96 MiB of memory. Simplify it, or raise -eval-memory.")
 
 	_, ds = ChildEvaluator([]string{"/bin/sleep", "1h"}, Limits{Time: 50 * time.Millisecond})(context.Background(), endless)
-	wantOne(t, ds, codeLimit, "Evaluating endless.cue was not over after 1s: it waited for a file, or for a processor of a busy machine.")
+	wantOne(t, ds, codeLimit, "Evaluating endless.cue did not finish within 1s: it was waiting for a file, or for a CPU on a busy machine. Try again, or raise -eval-timeout.")
 
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(errors.New("enough"))
@@ -57,11 +57,11 @@ func TestChildIsBounded(t *testing.T) {
 func TestChildFails(t *testing.T) {
 	sources := []Source{{Name: "a.cue"}, {Name: "b.cue"}, {Name: "c.cue"}, {Name: "d.cue"}, {Name: "e.cue"}}
 	_, ds := ChildEvaluator([]string{os.Args[0], "complain"}, Limits{})(context.Background(), sources)
-	wantOne(t, ds, codeEvaluation, "Evaluating a.cue, b.cue, c.cue, 2 more failed: exit status 3: no such command")
+	wantOne(t, ds, codeEvaluation, "Evaluating a.cue, b.cue, c.cue, and 2 more failed: exit status 3: no such command")
 	_, ds = ChildEvaluator([]string{"/does/not/exist"}, Limits{})(context.Background(), sources[:1])
 	wantOne(t, ds, codeEvaluation, "Evaluating a.cue failed: ")
 	_, ds = ChildEvaluator([]string{"/bin/true"}, Limits{})(context.Background(), sources[:1])
-	wantOne(t, ds, codeEvaluation, "the answer cannot be read")
+	wantOne(t, ds, codeEvaluation, "the result could not be read")
 }
 
 func wantOne(t *testing.T, ds Diagnostics, code, detail string) {
@@ -88,9 +88,9 @@ func TestCUERefuses(t *testing.T) {
 		{Source{Name: "a.cue", Data: []byte("import \"example.com/x\"\na: x.y\n")}, "a.cue:1:8: error CV1054: Evaluation failed: CUE says: import failed: imports are unavailable"},
 		{Source{Name: "odd:name.cue", Data: []byte("a: b\n")}, "odd:name.cue:1:4: error CV1054: Evaluation failed: a: CUE says: reference \"b\" not found."},
 		{Source{Name: "<stdin>", Data: []byte("a: 1 & 2\n")}, "<stdin>:1:8: error CV1054: Evaluation failed: a: CUE says: conflicting values 2 and 1. See also <stdin>:1:4."},
-		{Source{Name: "a.cue", Data: []byte(" \n")}, "a.cue:1:1: error CV1051: Unreadable document: The source is empty. A document says at least apiVersion: \"converge.dev/v1\" and site."},
+		{Source{Name: "a.cue", Data: []byte(" \n")}, "a.cue:1:1: error CV1051: Unreadable document: The source is empty. A document needs at least apiVersion: \"converge.dev/v1\" and site."},
 		{Source{Name: "a.cue", Data: []byte("[1]")}, "this is a list"},
-		{Source{Name: "a.cue", Data: []byte("x: 10000000000000000000000")}, "a.cue:1:1: error CV1051: Unreadable document: x: A whole number does not fit into 64 bits"},
+		{Source{Name: "a.cue", Data: []byte("x: 10000000000000000000000")}, "a.cue:1:1: error CV1051: Unreadable document: x: A whole number does not fit in 64 bits"},
 	} {
 		doc, ds := Document(context.Background(), small(t), Options{}, c.source)
 		if doc != nil || len(ds) != 1 || !strings.Contains(ds[0].String(), c.want) {

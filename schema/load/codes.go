@@ -33,25 +33,25 @@ var summaries = map[string]string{
 	codeTooMany:       "More problems",
 	codeSyntax:        "Unreadable document",
 	codeDuplicateName: "Duplicate name",
-	codeTooLarge:      "Document too large",
+	codeTooLarge:      "Document is too large",
 	codeEvaluation:    "Evaluation failed",
-	codeIncomplete:    "Value not given",
-	codeLimit:         "Evaluation stopped",
+	codeIncomplete:    "Value is incomplete",
+	codeLimit:         "Evaluation limit exceeded",
 	codeInterrupted:   "Loading interrupted",
-	codeLeftOut:       "File left out",
+	codeLeftOut:       "File skipped",
 }
 
 // remedies holds, for each code of reading, what must be so, or what to do.
 var remedies = map[string]string{
-	codeTooMany:       "Mend what is shown and validate again: what is not shown is often the same mistake, or its consequence.",
-	codeSyntax:        "A document is CUE, JSON or YAML as the name of its file says.",
-	codeDuplicateName: "A name is there once. Which of two was meant is not guessed.",
-	codeTooLarge:      "A document stays within the limits of size, depth and number of values. Split off what is generated, or have less of it.",
-	codeEvaluation:    "The files of a document agree with each other, and with the schema, when CUE puts them together. Both places are named.",
-	codeIncomplete:    "Every value of a document is given: none is left as a type or as a choice.",
-	codeLimit:         "A document is evaluated within the limits of time and memory. Simplify its CUE, or raise -eval-timeout or -eval-memory for one that you trust.",
-	codeInterrupted:   "Loading was stopped from outside. Nothing is known of the document; do it again.",
-	codeLeftOut:       "Of a folder the CUE files are the document, and the JSON and YAML files that have converge's apiVersion. Name a file to have it taken whatever it says.",
+	codeTooMany:       "Fix the problems shown and validate again: the others are often the same mistake, or its consequence.",
+	codeSyntax:        "A document must be CUE, JSON or YAML, as its file name says.",
+	codeDuplicateName: "A name must be unique within its object. converge does not guess which of two was meant.",
+	codeTooLarge:      "A document must stay within the limits on size, depth and number of values. Split off what is generated, or generate less.",
+	codeEvaluation:    "The files of a document must not conflict with each other or with the schema when CUE unifies them. Both places are shown.",
+	codeIncomplete:    "Every value of a document must be concrete: none may be left as a type or a choice.",
+	codeLimit:         "A document must evaluate within the limits on time and memory. Simplify its CUE, or raise -eval-timeout or -eval-memory if you trust the document.",
+	codeInterrupted:   "Loading was interrupted from outside, so nothing is known about the document. Try again.",
+	codeLeftOut:       "In a directory, the document consists of the CUE files and of the JSON and YAML files that have converge's apiVersion. A file that you name explicitly is always loaded.",
 }
 
 // A Code describes what diagnostics with that code have in common. Codes stay forever.

@@ -31,7 +31,7 @@ type Revision struct {
 
 // onlyJSON refuses what would have to be evaluated, which takes a process with limits.
 func onlyJSON(_ context.Context, sources []Source) (*Evaluated, Diagnostics) {
-	return nil, Diagnostics{{Severity: Error, Code: codeSyntax, Summary: summaries[codeSyntax], Detail: fmt.Sprintf("A revision is made from JSON, and %s is something else.", sources[0].Name)}}
+	return nil, Diagnostics{{Severity: Error, Code: codeSyntax, Summary: summaries[codeSyntax], Detail: fmt.Sprintf("A revision can only be created from JSON, and %s is not JSON.", sources[0].Name)}}
 }
 
 // NewCurrent loads a document from one JSON source, as [Document] does, and keeps it.

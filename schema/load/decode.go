@@ -93,7 +93,7 @@ func decodeBounded(data []byte, bounds Bounds, take func(path []string, v any)) 
 
 func tooLarge(size, limit int) *fault {
 	return &fault{code: codeTooLarge, detail: fmt.Sprintf(
-		"The source has %d bytes, the limit is %d MiB. Split the site, or remove what does not belong in it.", size, limit>>20)}
+		"The source has %d bytes; the limit is %d MiB. Split the site, or remove what does not belong in it.", size, limit>>20)}
 }
 
 type decoder struct {
@@ -110,21 +110,21 @@ type decoder struct {
 
 func (d *decoder) document() (map[string]any, error) {
 	if k := d.in.PeekKind(); k != '{' && k != jsontext.KindInvalid {
-		return nil, d.refuse(codeSyntax, "A document is one object, as in {\"apiVersion\": %q, \"site\": {…}}; this one starts with a %s.", schema.APIVersion, kindNoun(k))
+		return nil, d.refuse(codeSyntax, "A document must be an object, as in {\"apiVersion\": %q, \"site\": {…}}; this one starts with a %s.", schema.APIVersion, kindNoun(k))
 	}
 	v, err := d.value(inDocument, 0)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := d.in.ReadToken(); err != io.EOF {
-		return nil, d.refuse(codeSyntax, "Something follows the end of the document. One file holds one document: remove what follows.")
+		return nil, d.refuse(codeSyntax, "Unexpected content after the end of the document. A file can contain only one document: remove what follows.")
 	}
 	return v.(map[string]any), nil
 }
 
 func (d *decoder) value(at level, depth int) (any, error) {
 	if d.values++; d.values > maxValues {
-		return nil, d.refuse(codeTooLarge, "The document holds more than %d values. Split the site.", maxValues)
+		return nil, d.refuse(codeTooLarge, "The document has more than %d values. Split the site.", maxValues)
 	}
 	switch d.in.PeekKind() {
 	case '{':
@@ -163,14 +163,14 @@ func (d *decoder) object(at level, depth int) (any, error) {
 		}
 		name := text.(string)
 		if len(name) > maxName {
-			return nil, d.refuse(codeTooLarge, "A name has %d bytes, the limit is %d. Use a shorter one.", len(name), maxName)
+			return nil, d.refuse(codeTooLarge, "A name has %d bytes; the limit is %d. Use a shorter name.", len(name), maxName)
 		}
 		if at == inResources {
 			if d.resources++; d.resources > d.bounds.Resources {
-				return nil, d.refuse(codeTooLarge, "The document holds more than %d resources. Split the site.", d.bounds.Resources)
+				return nil, d.refuse(codeTooLarge, "The document has more than %d resources. Split the site.", d.bounds.Resources)
 			}
 		} else if len(m) == maxMembers {
-			return nil, d.refuse(codeTooLarge, "An object holds more than %d members.", maxMembers)
+			return nil, d.refuse(codeTooLarge, "An object has more than %d members.", maxMembers)
 		}
 		d.path = append(d.path, name)
 		v, err := d.value(at.below(name), depth)
@@ -194,7 +194,7 @@ func (d *decoder) list(depth int) (any, error) {
 	l := []any{}
 	for d.in.PeekKind() != ']' {
 		if len(l) == maxMembers {
-			return nil, d.refuse(codeTooLarge, "A list holds more than %d elements.", maxMembers)
+			return nil, d.refuse(codeTooLarge, "A list has more than %d elements.", maxMembers)
 		}
 		v, err := d.value(inValue, depth)
 		if err != nil {
@@ -209,7 +209,7 @@ func (d *decoder) list(depth int) (any, error) {
 // open reads the bracket that starts an object or a list.
 func (d *decoder) open(depth int) error {
 	if depth > maxDepth {
-		return d.refuse(codeTooLarge, "Objects and lists lie more than %d deep within each other; no kind needs that.", maxDepth)
+		return d.refuse(codeTooLarge, "Objects and lists are nested more than %d levels deep; no kind needs that.", maxDepth)
 	}
 	_, err := d.in.ReadToken()
 	return err
@@ -225,7 +225,7 @@ func (d *decoder) string(raw jsontext.Value) (any, error) {
 		}
 		text = d.text
 		if bytes.IndexByte(text, 0) >= 0 {
-			return nil, d.refuse(codeSyntax, "A string holds the character NUL, which no system behind converge can store. Remove \\u0000.")
+			return nil, d.refuse(codeSyntax, "A string contains the NUL character, which no remote system can store. Remove \\u0000.")
 		}
 	}
 	if len(text) > 32 {
@@ -241,10 +241,10 @@ func (d *decoder) string(raw jsontext.Value) (any, error) {
 func (d *decoder) number(raw jsontext.Value) (any, error) {
 	v, err := schema.ParseNumber(string(raw))
 	if err != nil {
-		return nil, d.refuse(codeSyntax, "A number does not fit into 64 bits. Write a smaller one, or a string.")
+		return nil, d.refuse(codeSyntax, "A number does not fit in 64 bits. Use a smaller number, or a string.")
 	}
 	if _, isFloat := v.(float64); isFloat && !bytes.ContainsAny(raw, ".eE") {
-		return nil, d.refuse(codeSyntax, "A whole number does not fit into 64 bits. Write a smaller one, or a string.")
+		return nil, d.refuse(codeSyntax, "A whole number does not fit in 64 bits. Use a smaller number, or a string.")
 	}
 	return v, nil
 }
@@ -268,11 +268,11 @@ func (d *decoder) fault(err error) *fault {
 		switch {
 		case errors.Is(err, jsontext.ErrDuplicateName):
 			f.code = codeDuplicateName
-			f.detail = fmt.Sprintf("The name %s is there twice in one object, so one of the two would be lost. Remove or rename one.", strconv.Quote(f.path[len(f.path)-1]))
+			f.detail = fmt.Sprintf("The name %s appears twice in one object, so one of the two would be lost. Remove or rename one.", strconv.Quote(f.path[len(f.path)-1]))
 		case errors.Is(err, io.ErrUnexpectedEOF):
-			f.detail = "The document ends too early. Close what is open, or fetch the whole file again."
+			f.detail = "The document ends unexpectedly. Close all brackets and quotes, or fetch the complete file again."
 		default:
-			f.detail = fmt.Sprintf("This is not JSON: %s.", strings.TrimPrefix(syntax.Err.Error(), "jsontext: "))
+			f.detail = fmt.Sprintf("This is not valid JSON: %s.", strings.TrimPrefix(syntax.Err.Error(), "jsontext: "))
 		}
 	}
 	return f

@@ -50,7 +50,7 @@ func (e *Evaluated) at(n int) (string, Pos) {
 // read decodes the sources to a document; nil when that is not possible. Take is as in [decodeBounded].
 func read(ctx context.Context, o Options, sources []Source, take func(path []string, v any)) (*origin, map[string]any, Diagnostics) {
 	if len(sources) == 0 {
-		return nil, nil, Diagnostics{{Severity: Error, Code: codeSyntax, Summary: summaries[codeSyntax], Detail: "There is no source to read a document from."}}
+		return nil, nil, Diagnostics{{Severity: Error, Code: codeSyntax, Summary: summaries[codeSyntax], Detail: "No source was given to read the document from."}}
 	}
 	sources, warnings := leftOut(sources)
 	at := &origin{sources: sources, warnings: warnings}
@@ -91,7 +91,7 @@ func leftOut(sources []Source) (kept []Source, ds Diagnostics) {
 			continue
 		}
 		ds = append(ds, Diagnostic{Severity: Warning, Code: codeLeftOut, Summary: summaries[codeLeftOut], Range: &Range{s.Name, Pos{Line: 1, Column: 1}, Pos{Line: 1, Column: 1}},
-			Detail: fmt.Sprintf("This file of the directory is no part of the document, as it has no apiVersion at its top. If it is one, write apiVersion: %q there; if not, a name that begins with an underscore ends this warning.", schema.APIVersion)})
+			Detail: fmt.Sprintf("This file in the directory was skipped because it has no apiVersion at its top level. If it belongs to the document, add apiVersion: %q there; if not, start its name with an underscore to silence this warning.", schema.APIVersion)})
 	}
 	return kept, ds
 }
@@ -105,14 +105,14 @@ func (s Source) unreadable() *fault {
 		return tooLarge(len(s.Data), maxSize)
 	}
 	if at := notText(s.Data); at >= 0 {
-		return &fault{offset: int64(at), code: codeSyntax, detail: fmt.Sprintf("This is not text: byte %d is %#02x. A document is UTF-8 text, in CUE, JSON or YAML.", at, s.Data[at])}
+		return &fault{offset: int64(at), code: codeSyntax, detail: fmt.Sprintf("This is not text: byte %d is %#02x. A document must be UTF-8 text, in CUE, JSON or YAML.", at, s.Data[at])}
 	}
 	return nil
 }
 
 // nothing returns the fault of an empty source. The apiVersion that it names is written as in the language of the source.
 func nothing(apiVersion string) *fault {
-	return &fault{code: codeSyntax, detail: fmt.Sprintf("The source is empty. A document says at least apiVersion: %s and site.", apiVersion)}
+	return &fault{code: codeSyntax, detail: fmt.Sprintf("The source is empty. A document needs at least apiVersion: %s and site.", apiVersion)}
 }
 
 // snippets adds the source lines, which an evaluator need not send back.
@@ -224,7 +224,7 @@ func (e *evaluation) build(sources []Source) (cue.Value, Diagnostics) {
 	if all.IncompleteKind() != cue.StructKind && all.Err() == nil {
 		pos := e.pos(all.Pos())
 		return cue.Value{}, Diagnostics{{Severity: Error, Code: codeSyntax, Summary: summaries[codeSyntax], Range: pos,
-			Detail: fmt.Sprintf("A document is one object with apiVersion and site; this is a %s.", all.IncompleteKind())}}
+			Detail: fmt.Sprintf("A document must be an object with apiVersion and site; this is a %s.", all.IncompleteKind())}}
 	}
 	return all, nil
 }
@@ -296,7 +296,7 @@ func (e *evaluation) load(args []string, dir string, from *tree) (cue.Value, err
 		Env: []string{"CUE_REGISTRY=none"}, // nothing is fetched: a document has everything it needs beside it
 	})
 	if len(instances) != 1 {
-		return cue.Value{}, fmt.Errorf("%s holds %d CUE packages, want one", dir, len(instances))
+		return cue.Value{}, fmt.Errorf("%s contains %d CUE packages, want one", dir, len(instances))
 	}
 	if err := instances[0].Err; err != nil {
 		return cue.Value{}, err
@@ -351,7 +351,7 @@ func (e *evaluation) refuse(code string, err error) Diagnostics {
 		}
 		d.Detail = fmt.Sprintf("CUE says: %s.", strings.TrimSuffix(message.Printable(detail), "."))
 		if code == codeIncomplete {
-			d.Detail += " A document holds values, not conditions: give this field one value, or a default with *."
+			d.Detail += " A document must contain values, not constraints: give this field one value, or a default with *."
 		}
 		if others = slices.Compact(others); len(others) > 0 {
 			d.Detail += fmt.Sprintf(" See also %s.", strings.Join(others[:min(len(others), 4)], ", "))

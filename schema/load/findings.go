@@ -162,7 +162,7 @@ func arrange(ds Diagnostics, more Severity) Diagnostics {
 		severity = Error
 	}
 	return append(ds[:min(len(ds), maxDiagnostics)], Diagnostic{Severity: severity, Code: codeTooMany, Summary: summaries[codeTooMany],
-		Detail: fmt.Sprintf("And %s%d more. Mend these first and load again.", atLeast, max(rest, 1))})
+		Detail: fmt.Sprintf("And %s%d more. Fix these first, then load again.", atLeast, max(rest, 1))})
 }
 
 func compareRange(a, b *Range) int {

@@ -15,7 +15,7 @@ import (
 // comments and blank lines in place. A source that cannot be read is an error with file, line and column; so is a directory.
 func Format(s Source) ([]byte, error) {
 	if s.Dir {
-		return nil, fmt.Errorf("format %s: it is a directory, name its files", s.Name)
+		return nil, fmt.Errorf("format %s: it is a directory; name the files in it", s.Name)
 	}
 	if fault := s.unreadable(); fault != nil {
 		return nil, (&origin{sources: []Source{s}, json: s.Data}).fault(fault).Err()

@@ -54,10 +54,10 @@ func TestHostile(t *testing.T) {
 		}, "the limit is 64 MiB", 256},
 		{"depth 1e5", "a.json", func(w io.Writer) {
 			fmt.Fprint(w, hostileHead, `,"x":`, strings.Repeat("[", 100_000), strings.Repeat("]", 100_000), "}")
-		}, "32 deep", 256},
+		}, "32 levels deep", 256},
 		{"depth 1e5 of objects", "a.json", func(w io.Writer) {
 			fmt.Fprint(w, strings.Repeat(`{"a":`, 100_000), "0", strings.Repeat("}", 100_000))
-		}, "32 deep", 256},
+		}, "32 levels deep", 256},
 		{"1e6 resources", "a.json", func(w io.Writer) {
 			fmt.Fprint(w, hostileHead, `,"carbide":{"tenant":{"t":{}`)
 			for i := range 1_000_000 {
@@ -88,34 +88,34 @@ func TestHostile(t *testing.T) {
 		}, "more than 5000000 values", 512},
 		{"long name", "a.json", func(w io.Writer) {
 			fmt.Fprint(w, hostileHead, `,"carbide":{"tenant":{"`, strings.Repeat("a", 1<<20), `":{}}}}`)
-		}, "A name has 1048576 bytes, the limit is 256", 256},
+		}, "A name has 1048576 bytes; the limit is 256", 256},
 		{"long number", "a.json", func(w io.Writer) {
 			fmt.Fprint(w, hostileHead, `,"x":`, strings.Repeat("9", 1<<20), `}`)
-		}, "does not fit into 64 bits", 256},
+		}, "does not fit in 64 bits", 256},
 		{"bad UTF-8", "a.json", func(w io.Writer) { fmt.Fprint(w, hostileHead, ",\"x\":\"\xc3\x28\"}") }, "invalid UTF-8", 256},
-		{"NUL byte", "a.json", func(w io.Writer) { fmt.Fprint(w, hostileHead, ",\x00}") }, "This is not JSON", 256},
+		{"NUL byte", "a.json", func(w io.Writer) { fmt.Fprint(w, hostileHead, ",\x00}") }, "This is not valid JSON", 256},
 		{"all wrong", "a.json", func(w io.Writer) {
 			fmt.Fprint(w, hostileHead, `,"carbide":{"vpc":{"v1":{}`)
 			for i := range 100_000 {
 				fmt.Fprintf(w, `,"vpc-%d":{"tenant":"nobody-%d","vnni":1}`, i, i)
 			}
 			fmt.Fprint(w, "}}}")
-		}, "more. Mend these first", 256},
+		}, "more. Fix these first", 256},
 		{"all dangling", "a.json", func(w io.Writer) {
 			fmt.Fprint(w, hostileHead, `,"carbide":{"tenant":{"t0":{}}, "vpc":{"v1":{"tenant":"t0"}`)
 			for i := range 100_000 {
 				fmt.Fprintf(w, `,"vpc-%d":{"tenant":"nobody-%d"}`, i, i)
 			}
 			fmt.Fprint(w, "}}}")
-		}, "more. Mend these first", 384},
+		}, "more. Fix these first", 384},
 		{"chain of 1e5", "a.json", func(w io.Writer) {
 			fmt.Fprint(w, hostileHead, `,"carbide":{"tenant":{"t0":{"depends_on":["site/carbide.tenant/t99999"]}`)
 			for i := range 99_999 {
 				fmt.Fprintf(w, `,"t%d":{"depends_on":["site/carbide.tenant/t%d"]}`, i+1, i)
 			}
 			fmt.Fprint(w, "}}}")
-		}, "References form a circle", 384},
-		{"CUE that takes time", "a.cue", func(w io.Writer) { fmt.Fprint(w, cueTime) }, "took more than 1.7s of processor time. Simplify it, or raise -eval-timeout", 300},
+		}, "References form a cycle", 384},
+		{"CUE that takes time", "a.cue", func(w io.Writer) { fmt.Fprint(w, cueTime) }, "used more than 1.7s of CPU time. Simplify it, or raise -eval-timeout", 300},
 		{"CUE that takes memory", "a.cue", func(w io.Writer) { fmt.Fprint(w, cueMemory) }, "Simplify it, or raise", 300},
 		{"CUE depth 1e5", "a.cue", func(w io.Writer) {
 			fmt.Fprint(w, "x: ", strings.Repeat("{a: ", 100_000), "0", strings.Repeat("}", 100_000))
@@ -125,8 +125,8 @@ func TestHostile(t *testing.T) {
 			for i := range 30 {
 				fmt.Fprintf(w, "a%d: &a%d [%s*a%d]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*a%d, ", i), 8), i)
 			}
-		}, "unfold to more than 50000 values", 256},
-		{"YAML that holds itself", "a.yaml", func(w io.Writer) { fmt.Fprint(w, "a: &a [*a]\n") }, "holds itself", 256},
+		}, "expand to more than 50000 values", 256},
+		{"YAML that holds itself", "a.yaml", func(w io.Writer) { fmt.Fprint(w, "a: &a [*a]\n") }, "contains itself", 256},
 		{"YAML depth 1e5", "a.yaml", func(w io.Writer) { fmt.Fprint(w, "a: ", strings.Repeat("[", 100_000)) }, "error CV105", 256},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -75,7 +75,7 @@ func NewOutline(s *kinds.Schema, text []byte) (*Outline, error) {
 		case inNodes:
 			return o.members(d, func(node string) error {
 				if node == schema.ScopeSite {
-					return fmt.Errorf("a node is called %q", node)
+					return fmt.Errorf("a node cannot be named %q", node)
 				}
 				return o.members(d, func(provider string) error { return o.nouns(d, node, provider) })
 			})
@@ -93,7 +93,7 @@ func NewOutline(s *kinds.Schema, text []byte) (*Outline, error) {
 			}
 			return o, nil
 		}
-		err = cmp.Or(err, errors.New("something follows the document"))
+		err = cmp.Or(err, errors.New("unexpected data after the document"))
 	}
 	return nil, fmt.Errorf("outline of the document, at byte %d: %w", d.InputOffset(), err)
 }
@@ -127,7 +127,7 @@ func (o *Outline) members(d *jsontext.Decoder, visit func(name string) error) er
 		return err
 	}
 	if open.Kind() != '{' {
-		return fmt.Errorf("a %s where an object belongs", kindNoun(open.Kind()))
+		return fmt.Errorf("found a %s, want an object", kindNoun(open.Kind()))
 	}
 	for d.PeekKind() == '"' {
 		name, err := d.ReadToken()

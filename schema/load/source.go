@@ -47,7 +47,7 @@ func ReadSources(paths []string, stdin io.Reader) ([]Source, error) {
 	var sources []Source
 	for i, path := range paths {
 		if first := slices.IndexFunc(paths[:i], func(other string) bool { return same(path, other) }); first >= 0 {
-			return nil, fmt.Errorf("read document: %s is named twice, first as %s", path, paths[first])
+			return nil, fmt.Errorf("read document: %s is given twice, first as %s", path, paths[first])
 		}
 		some, err := readPath(path, stdin)
 		if err != nil {
@@ -59,7 +59,7 @@ func ReadSources(paths []string, stdin io.Reader) ([]Source, error) {
 		}
 	}
 	if len(sources) == 0 {
-		return nil, fmt.Errorf("read document: no file is named; want %s", accepted)
+		return nil, fmt.Errorf("read document: no file was given; want %s", accepted)
 	}
 	return sources, nil
 }
@@ -84,7 +84,7 @@ func together(sources []Source) error {
 		size += len(s.Data)
 	}
 	if size > maxSize {
-		return fmt.Errorf("the files of the document have more than %s together; split the site, or remove what does not belong in it", files.Size(maxSize))
+		return fmt.Errorf("the files of the document exceed %s in total; split the site, or remove what does not belong in it", files.Size(maxSize))
 	}
 	return nil
 }
@@ -120,9 +120,9 @@ func readPath(path string, stdin io.Reader) ([]Source, error) {
 	}
 	switch {
 	case len(sources) == 0:
-		return nil, fmt.Errorf("%s has no .cue, .json or .yaml file", path)
+		return nil, fmt.Errorf("%s contains no .cue, .json or .yaml file", path)
 	case !slices.ContainsFunc(sources, func(s Source) bool { return !s.LeftOut }):
-		return nil, fmt.Errorf("%s holds no document: %s has no apiVersion: %q at its top", path, leftOut, schema.APIVersion)
+		return nil, fmt.Errorf("%s contains no document: %s has no apiVersion: %q at its top level", path, leftOut, schema.APIVersion)
 	}
 	return sources, nil
 }
@@ -161,13 +161,13 @@ func openFolder(path string) (_ *folder, err error) {
 		info, err := files.StatIn(t.root, below)
 		switch shown := filepath.Join(path, e.Name()); {
 		case errors.Is(err, files.ErrLeadsOut):
-			return nil, fmt.Errorf("%s is a link that leads out of %s, and is not followed; put the file there, or name the file it leads to", shown, t.dir)
+			return nil, fmt.Errorf("%s is a link that points outside %s, and is not followed; put the file there, or name the file it points to", shown, t.dir)
 		case err != nil:
 			return nil, err
 		case info.IsDir():
 			continue
 		case !info.Mode().IsRegular():
-			return nil, fmt.Errorf("%s is %s, not a regular file; remove it, or give it a name that begins with an underscore", shown, files.Kind(info.Mode()))
+			return nil, fmt.Errorf("%s is %s, not a regular file; remove it, or start its name with an underscore", shown, files.Kind(info.Mode()))
 		}
 		if ext == ".cue" {
 			f.cue = append(f.cue, e.Name())
@@ -199,11 +199,11 @@ func documentExt(ext string) bool {
 func readSource(path string, stdin io.Reader) (Source, error) {
 	if path == Stdin {
 		if stdin == nil {
-			return Source{}, fmt.Errorf("standard input is not there")
+			return Source{}, fmt.Errorf("standard input is not available")
 		}
 		data, err := io.ReadAll(io.LimitReader(stdin, maxSize+1))
 		if err == nil && len(data) > maxSize {
-			err = fmt.Errorf("standard input has more than %s; split the site", files.Size(maxSize))
+			err = fmt.Errorf("standard input exceeds %s; split the site", files.Size(maxSize))
 		}
 		return Source{Name: "<stdin>", Data: data}, err
 	}
@@ -212,11 +212,11 @@ func readSource(path string, stdin io.Reader) (Source, error) {
 	case err != nil:
 		return Source{}, err
 	case info.Mode().IsRegular() && !documentExt(strings.ToLower(filepath.Ext(path))):
-		return Source{}, fmt.Errorf("%s: the name of the file does not tell how it is written; want %s", path, accepted)
+		return Source{}, fmt.Errorf("%s: cannot tell the format from the file name; want %s", path, accepted)
 	}
 	data, err := files.Read(path, maxSize)
 	if errors.Is(err, files.ErrNotRegular) {
-		err = fmt.Errorf("%w; a document that comes through a pipe is read from standard input, with %s as its name", err, Stdin)
+		err = fmt.Errorf("%w; to read a document from a pipe, use standard input, with %s as the file name", err, Stdin)
 	}
 	return Source{Name: path, Data: data}, tooMuch(err)
 }

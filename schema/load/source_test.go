@@ -63,16 +63,16 @@ func TestReadSources(t *testing.T) {
 		paths []string
 		want  string
 	}{
-		{nil, "no file is named"},
+		{nil, "no file was given"},
 		{[]string{filepath.Join(dir, "missing.cue")}, "missing.cue"},
-		{[]string{filepath.Join(dir, "empty")}, "has no .cue, .json or .yaml file"},
-		{[]string{filepath.Join(dir, "stray")}, "holds no document"},
-		{[]string{Stdin}, "standard input is not there"},
-		{[]string{file, folder + "/./site.yaml"}, "/./site.yaml is named twice, first as " + file},
+		{[]string{filepath.Join(dir, "empty")}, "contains no .cue, .json or .yaml file"},
+		{[]string{filepath.Join(dir, "stray")}, "contains no document"},
+		{[]string{Stdin}, "standard input is not available"},
+		{[]string{file, folder + "/./site.yaml"}, "/./site.yaml is given twice, first as " + file},
 		{[]string{big}, "the limit is 64 MiB"},
-		{[]string{filepath.Join(dir, "half.json"), filepath.Join(dir, "rest.json")}, "more than 64 MiB together"},
+		{[]string{filepath.Join(dir, "half.json"), filepath.Join(dir, "rest.json")}, "exceed 64 MiB in total"},
 		{[]string{filepath.Join(dir, "notes.txt")}, "want a .cue, .json, .yaml or .yml file, a directory of such files, or - for"},
-		{[]string{filepath.Join(dir, "pipe.cue")}, "it is a named pipe, not a regular file; a document that comes through a pipe is read from standard input, with -"},
+		{[]string{filepath.Join(dir, "pipe.cue")}, "it is a named pipe, not a regular file; to read a document from a pipe, use standard input, with -"},
 		{[]string{"/dev/zero"}, "it is a device, not a regular file"},
 		{[]string{dir}, "pipe.cue is a named pipe, not a regular file"},
 	} {
@@ -184,7 +184,7 @@ func TestFolderIsNotLeft(t *testing.T) {
 			if strings.Contains(said, "canary") {
 				t.Errorf("it shows what is outside:\n%s", said)
 			}
-			if c.folder == "doc" && !strings.Contains(said, "is a link that leads out of "+filepath.Join(dir, "doc")) {
+			if c.folder == "doc" && !strings.Contains(said, "is a link that points outside "+filepath.Join(dir, "doc")) {
 				t.Errorf("it does not say what is wrong:\n%s", said)
 			}
 			t.Log(said)

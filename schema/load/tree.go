@@ -91,7 +91,7 @@ func (t *tree) Open(name string) (fs.File, error) {
 	}
 	if filepath.Ext(abs) == ".cue" {
 		if at := notText(data); at >= 0 {
-			return nil, fmt.Errorf("%s is not text: its byte %d is %#02x", abs, at, data[at])
+			return nil, fmt.Errorf("%s is not text: byte %d is %#02x", abs, at, data[at])
 		}
 	}
 	return &opened{bytes.NewReader(data), info}, nil

@@ -31,11 +31,11 @@ type Head struct {
 
 // noPolicy is written in place of the policy where none was stated.
 var noPolicy = []string{
-	"// What a plan may do cannot be seen anywhere, and has to be stated. For example:",
+	"// The policy says what a plan may do. It cannot be observed and must be stated. For example:",
 	"//",
 	"// policy: {",
-	"// \tmax_destroy: \"10%\" // of what is recorded, in one plan",
-	"// \tmanagement: ssh: {src_prefix: \"10.0.0.0/8\", port: 22} // gets through every security group",
+	"// \tmax_destroy: \"10%\" // of the recorded resources, per plan",
+	"// \tmanagement: ssh: {src_prefix: \"10.0.0.0/8\", port: 22} // must be permitted by every security group",
 	"// }",
 }
 

@@ -146,7 +146,7 @@ func TestExample(t *testing.T) {
 			t.Fatal(err)
 		}
 		part := kinds.Example(k)
-		if !has[name] || part == "" || !strings.Contains(text, "\nfor example\n\n    "+part[:10]) {
+		if !has[name] || part == "" || !strings.Contains(text, "\nexample\n\n    "+part[:10]) {
 			t.Errorf("%s has the example %q", name, part)
 		}
 		if strings.Contains(text, "matches ^") {

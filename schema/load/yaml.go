@@ -30,7 +30,7 @@ func checkYAML(s Source) *fault {
 		return c.broken(err)
 	}
 	if err := in.Decode(&next); err == nil {
-		return c.refuse(&next, codeSyntax, "A second YAML document starts here. One file holds one document: remove what follows, or use a second file.")
+		return c.refuse(&next, codeSyntax, "A second YAML document starts here. A file can contain only one document: remove what follows, or move it to a second file.")
 	} else if err != io.EOF {
 		return c.broken(err)
 	}
@@ -44,7 +44,7 @@ func oddBreak(data []byte) *fault {
 	for i, r := range string(data) {
 		switch {
 		case r == '\u0085', r == '\u2028', r == '\u2029', r == '\r' && !bytes.HasPrefix(data[i:], []byte("\r\n")):
-			return &fault{offset: int64(i), code: codeSyntax, detail: fmt.Sprintf("Here a line ends with %U. Lines end with a line feed, alone or after a carriage return: save the file so; in a quoted text write \\u%04x.", r, r)}
+			return &fault{offset: int64(i), code: codeSyntax, detail: fmt.Sprintf("A line ends here with %U. Lines must end with LF or CRLF: convert the line endings, or write \\u%04x if it belongs to quoted text.", r, r)}
 		}
 	}
 	return nil
@@ -56,7 +56,7 @@ func (c *yamlCheck) broken(err error) *fault {
 	if n, _ := fmt.Sscanf(text, "line %d:", &line); n == 1 {
 		_, text, _ = strings.Cut(text, ": ")
 	}
-	return &fault{offset: c.text.offset(line, 1), code: codeSyntax, detail: fmt.Sprintf("This is not YAML: %s. The mistake is in this line or just before it.", text)}
+	return &fault{offset: c.text.offset(line, 1), code: codeSyntax, detail: fmt.Sprintf("This is not valid YAML: %s. The mistake is on this line or just before it.", text)}
 }
 
 type yamlCheck struct {
@@ -72,7 +72,7 @@ func (c *yamlCheck) refuse(n *yaml.Node, code, format string, args ...any) *faul
 // walk counts the values of n, with aliases expanded.
 func (c *yamlCheck) walk(n *yaml.Node, depth int) (int, *fault) {
 	if depth > maxDepth+1 { // the document itself is a node
-		return 0, c.refuse(n, codeTooLarge, "Objects and lists lie more than %d deep within each other; no kind needs that.", maxDepth)
+		return 0, c.refuse(n, codeTooLarge, "Objects and lists are nested more than %d levels deep; no kind needs that.", maxDepth)
 	}
 	if n.Kind == yaml.AliasNode {
 		return c.alias(n, depth)
@@ -82,7 +82,7 @@ func (c *yamlCheck) walk(n *yaml.Node, depth int) (int, *fault) {
 	for i, child := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 0 && child.Kind == yaml.ScalarNode {
 			if line, twice := seen[child.Value]; twice {
-				return 0, c.refuse(child, codeDuplicateName, "The name %s is there twice in one object, so one of the two would be lost. Remove or rename one. The first is at %s:%d.", strconv.Quote(child.Value), c.text.name, line)
+				return 0, c.refuse(child, codeDuplicateName, "The name %s appears twice in one object, so one of the two would be lost. Remove or rename one. The first is at %s:%d.", strconv.Quote(child.Value), c.text.name, line)
 			}
 			seen[child.Value] = child.Line
 		}
@@ -107,10 +107,10 @@ func (c *yamlCheck) alias(n *yaml.Node, depth int) (int, *fault) {
 		c.unfolded[n.Alias] = size
 	}
 	if size < 0 {
-		return 0, c.refuse(n, codeSyntax, "The anchor %s holds itself.", strconv.Quote(n.Value))
+		return 0, c.refuse(n, codeSyntax, "The anchor %s contains itself.", strconv.Quote(n.Value))
 	}
 	if c.aliases += size; c.aliases > maxAliasValues {
-		return 0, c.refuse(n, codeTooLarge, "The aliases unfold to more than %d values. Write the document without them.", maxAliasValues)
+		return 0, c.refuse(n, codeTooLarge, "The aliases expand to more than %d values. Write the document without them.", maxAliasValues)
 	}
 	return size, nil
 }

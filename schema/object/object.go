@@ -30,7 +30,7 @@ func (r *Reader) Only(o map[string]any, names ...string) {
 	}
 	for name := range o {
 		if !slices.Contains(names, name) {
-			r.err = fmt.Errorf("there is no field %s", name)
+			r.err = fmt.Errorf("unknown field %s", name)
 			return
 		}
 	}

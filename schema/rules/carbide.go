@@ -20,27 +20,27 @@ const (
 
 // carbideRules report in advance what the site's service would refuse in the middle of a run, mostly as an internal error.
 var carbideRules = []Rule{
-	{"CV1121", "carbide-duplicate-vni", "VNI is used twice", "A VNI belongs to one VPC", checks{sharedVNIs}},
-	{"CV1122", "carbide-prefix-overlap", "VPC prefixes overlap", "VPC prefixes do not overlap, in whatever VPC they are", checks{together{[]string{carbidePrefix}, checkPrefixOverlap}}},
-	{"CV1123", "carbide-segment-overlap", "Segments overlap", "Segments do not overlap, in whatever VPC they are", checks{together{[]string{carbideSegment}, checkSegmentOverlap}}},
-	{"CV1124", "carbide-segment-in-prefix", "Segment and VPC prefix collide", "A segment that meets a VPC prefix lies in it and in the same VPC", checks{together{[]string{carbidePrefix, carbideSegment}, checkSegmentInPrefix}}},
-	{"CV1125", "carbide-gateway", "Gateway is not in its network", "A gateway is an address strictly inside its network", checks{each{named(carbideSegment), checkGateways}}},
-	{"CV1126", "carbide-segment-prefixes", "Networks do not fit a segment", "A segment has one network for each IP version, of a size that holds hosts", checks{each{named(carbideSegment), checkSegmentPrefixes}}},
-	{"CV1127", "carbide-virtualization", "VPC does not carry this", "A VPC holds only what its way of virtualization carries", checks{each{named(carbideVPC), checkRoutingProfile}, each{named(carbideInstance), checkAutoVPC}, each{named(carbidePrefix), checkPrefixVPC}, each{named(carbideSegment), checkSegmentVPC}}},
-	{"CV1128", "carbide-security-group-size", "Security group is too large", "A security group has at most 200 rules after expansion", checks{each{named(carbideSecurityGroup), checkSecurityGroupSize}}},
-	{"CV1129", "carbide-security-rule", "Security rule contradicts itself", "The parts of a security rule fit each other", checks{each{named(carbideSecurityGroup), checkSecurityRules}}},
-	{"CV1130", "carbide-metadata", "More than the service keeps", "Labels and descriptions fit into what the service keeps", checks{each{carbideKinds, checkMetadata}}},
-	{"CV1131", "carbide-tenant", "Tenants differ", "What an object refers to belongs to the same tenant", checks{each{named(carbideVPC), checkVPCTenants}, each{named(carbideInstance), checkInstanceTenants}}},
-	{"CV1132", "carbide-machine", "Machine does not fit", "A machine carries one instance, of its own type", checks{sharedMachines}},
-	{"CV1133", "carbide-hostname", "Host name is used twice", "A host name is used once in a tenant", checks{sharedHostnames}},
-	{"CV1134", "carbide-instance-os", "Boot source is not clear", "An instance boots exactly one thing", checks{each{named(carbideInstance), checkInstanceOS}}},
-	{"CV1135", "carbide-interfaces", "Interfaces do not fit", "The interfaces of an instance fit each other", checks{each{named(carbideInstance), checkInterfaces}}},
-	{"CV1139", "carbide-management", "Management traffic would be cut", "A security group that guards something lets the traffic of policy.management through", checks{guards}},
-	{"CV1136", "carbide-address", "Address cannot be used", "An address is used once, and lies in the network it is asked from", checks{each{named(carbideInstance), checkAddresses}, sharedAddresses}},
-	{"CV1137", "carbide-instance-script", "Entry reads back as a script", "An instance names only entries of the library that are made from a template", checks{each{named(carbideInstance), checkInstanceScripts}}},
-	{"CV1138", "carbide-instance-fabrics", "Ports do not fit", "An instance has each port and service once, and services only where it has a DPU", checks{each{named(carbideInstance), checkInstanceFabrics}}},
-	{"CV1151", "carbide-peering", "VPCs are peered twice", "Two VPCs are peered once", checks{sharedPeerings}},
-	{"CV1152", "carbide-partition-number", "Partition number is used twice", "A partition key, and a VNI of Spectrum-X, belongs to one partition", checks{sharedPartitionNumbers}},
+	{"CV1121", "carbide-duplicate-vni", "VNI is used twice", "A VNI must belong to only one VPC", checks{sharedVNIs}},
+	{"CV1122", "carbide-prefix-overlap", "VPC prefixes overlap", "VPC prefixes must not overlap, even across VPCs", checks{together{[]string{carbidePrefix}, checkPrefixOverlap}}},
+	{"CV1123", "carbide-segment-overlap", "Segments overlap", "Segments must not overlap, even across VPCs", checks{together{[]string{carbideSegment}, checkSegmentOverlap}}},
+	{"CV1124", "carbide-segment-in-prefix", "Segment conflicts with VPC prefix", "A segment that overlaps a VPC prefix must be inside it and in the same VPC", checks{together{[]string{carbidePrefix, carbideSegment}, checkSegmentInPrefix}}},
+	{"CV1125", "carbide-gateway", "Gateway is not in its network", "A gateway must be an address strictly inside its network", checks{each{named(carbideSegment), checkGateways}}},
+	{"CV1126", "carbide-segment-prefixes", "Segment networks are invalid", "A segment must have at least one network, at most one per IP version, each large enough for hosts", checks{each{named(carbideSegment), checkSegmentPrefixes}}},
+	{"CV1127", "carbide-virtualization", "VPC does not support this", "A VPC can contain only what its virtualization supports", checks{each{named(carbideVPC), checkRoutingProfile}, each{named(carbideInstance), checkAutoVPC}, each{named(carbidePrefix), checkPrefixVPC}, each{named(carbideSegment), checkSegmentVPC}}},
+	{"CV1128", "carbide-security-group-size", "Security group is too large", "A security group may have at most 200 rules after expansion", checks{each{named(carbideSecurityGroup), checkSecurityGroupSize}}},
+	{"CV1129", "carbide-security-rule", "Security rule contradicts itself", "The parts of a security rule must be consistent", checks{each{named(carbideSecurityGroup), checkSecurityRules}}},
+	{"CV1130", "carbide-metadata", "More than the service can store", "Labels and descriptions must fit within the limits of the service", checks{each{carbideKinds, checkMetadata}}},
+	{"CV1131", "carbide-tenant", "Tenants do not match", "A resource may refer only to resources of the same tenant", checks{each{named(carbideVPC), checkVPCTenants}, each{named(carbideInstance), checkInstanceTenants}}},
+	{"CV1132", "carbide-machine", "Machine cannot be used", "A machine can run only one instance, of its own type", checks{sharedMachines}},
+	{"CV1133", "carbide-hostname", "Host name is used twice", "A host name must be unique within a tenant", checks{sharedHostnames}},
+	{"CV1134", "carbide-instance-os", "Boot source is unclear", "An instance must have exactly one boot source", checks{each{named(carbideInstance), checkInstanceOS}}},
+	{"CV1135", "carbide-interfaces", "Interfaces are inconsistent", "The interfaces of an instance must be consistent", checks{each{named(carbideInstance), checkInterfaces}}},
+	{"CV1139", "carbide-management", "Management traffic would be blocked", "A security group that is in use must permit the traffic of policy.management", checks{guards}},
+	{"CV1136", "carbide-address", "Address cannot be used", "An address must be used only once, and be inside the network it is requested from", checks{each{named(carbideInstance), checkAddresses}, sharedAddresses}},
+	{"CV1137", "carbide-instance-script", "Entry would be stored as a script", "An instance may refer only to library entries that are based on a template", checks{each{named(carbideInstance), checkInstanceScripts}}},
+	{"CV1138", "carbide-instance-fabrics", "Ports or services conflict", "An instance may have each port and service only once, and services only where it has a DPU", checks{each{named(carbideInstance), checkInstanceFabrics}}},
+	{"CV1151", "carbide-peering", "VPCs are peered twice", "Two VPCs may be peered only once", checks{sharedPeerings}},
+	{"CV1152", "carbide-partition-number", "Partition number is used twice", "A partition key or Spectrum-X VNI must belong to only one partition", checks{sharedPartitionNumbers}},
 }
 
 var sharedVNIs = &sharing{
@@ -50,7 +50,7 @@ var sharedVNIs = &sharing{
 			has(key{strconv.FormatInt(vni, 10)}, "vni")
 		}
 	},
-	check: taken("The VNI %s belongs to %s already. Choose another, or leave it out and the site chooses."),
+	check: taken("The VNI %s is already used by %s. Choose another, or omit it and the site chooses one."),
 }
 
 // A network is a block of addresses, and where it was declared.
@@ -104,7 +104,7 @@ func checkSegmentOverlap(st *Site, p *reporter) { checkOverlap(st, p, carbideSeg
 func checkOverlap(st *Site, p *reporter, kind string) {
 	eachInside(st.networks(kind), func(inner network, around []network) {
 		outer := around[len(around)-1]
-		p.report(inner.of, inner.path, "The network %s overlaps with %s of %s. Give each its own addresses.", inner, outer, outer.of.Ref)
+		p.report(inner.of, inner.path, "The network %s overlaps with %s of %s. Use separate addresses for each.", inner, outer, outer.of.Ref)
 	})
 }
 
@@ -123,9 +123,9 @@ func checkSegmentInPrefix(st *Site, p *reporter) {
 		outer := around[i]
 		switch {
 		case inner.of.Ref.Kind == carbidePrefix:
-			p.report(inner.of, inner.path, "The VPC prefix %s is smaller than the segment %s of %s that it meets. Let the prefix hold the whole segment, or keep the two apart.", inner, outer, outer.of.Ref)
+			p.report(inner.of, inner.path, "The VPC prefix %s covers only part of the segment %s of %s. Make the prefix cover the whole segment, or use addresses that do not overlap.", inner, outer, outer.of.Ref)
 		case inner.of.Spec["vpc"] != outer.of.Spec["vpc"]:
-			p.report(inner.of, inner.path, "The segment is in VPC %v, but its network %s lies in %s of %s, which belongs to VPC %v. Use addresses outside it.", inner.of.Spec["vpc"], inner, outer, outer.of.Ref, outer.of.Spec["vpc"])
+			p.report(inner.of, inner.path, "The segment is in VPC %v, but its network %s is inside %s of %s, which belongs to VPC %v. Use addresses outside it.", inner.of.Spec["vpc"], inner, outer, outer.of.Ref, outer.of.Spec["vpc"])
 		}
 	})
 }
@@ -141,11 +141,11 @@ func checkGateways(_ *Site, r *Resource, p *reporter) {
 		path := []string{"prefixes", strconv.Itoa(i), "gateway"}
 		switch {
 		case !prefix.Addr().Is4():
-			p.report(r, path, "Only an IPv4 network has a gateway. Remove it from %s.", prefix)
+			p.report(r, path, "Only an IPv4 network can have a gateway. Remove it from %s.", prefix)
 		case !prefix.Contains(gateway):
-			p.report(r, path, "The gateway %s is not in %s. Use an address of the network, for example %s.", gateway, prefix, prefix.Masked().Addr().Next())
+			p.report(r, path, "The gateway %s is not in %s. Use an address in the network, for example %s.", gateway, prefix, prefix.Masked().Addr().Next())
 		case prefix.Bits() < 31 && (gateway == prefix.Masked().Addr() || gateway == lastAddr(prefix)):
-			p.report(r, path, "The gateway %s is the network's own or its broadcast address. Use one between them, for example %s.", gateway, prefix.Masked().Addr().Next())
+			p.report(r, path, "The gateway %s is the network or broadcast address. Use an address between them, for example %s.", gateway, prefix.Masked().Addr().Next())
 		}
 	}
 }
@@ -176,17 +176,17 @@ func checkSegmentPrefixes(_ *Site, r *Resource, p *reporter) {
 			count = &v4
 		}
 		if *count++; *count == 2 {
-			p.report(r, path, "The segment has a second network of the same IP version. Use one segment for each.")
+			p.report(r, path, "The segment already has a network of this IP version. Use a separate segment for each network.")
 		}
 		if free := prefix.Addr().BitLen() - prefix.Bits(); textOf(r.Spec, "type") == "tenant" && free < 2 {
-			p.report(r, path, "A tenant's segment holds at least four addresses; %s holds %d. Use /%d or larger.", prefix, 1<<free, prefix.Addr().BitLen()-2)
+			p.report(r, path, "A tenant segment needs at least four addresses; %s has %d. Use a /%d or larger.", prefix, 1<<free, prefix.Addr().BitLen()-2)
 		}
 	}
 }
 
 func checkRoutingProfile(_ *Site, r *Resource, p *reporter) {
 	if how := textOf(r.Spec, "virtualization"); how != "fnn" && r.Spec["routing_profile"] != nil {
-		p.report(r, []string{"routing_profile"}, "Only a VPC with virtualization \"fnn\" has a routing profile; this one has %q. Remove one of the two.", how)
+		p.report(r, []string{"routing_profile"}, "Only a VPC with virtualization \"fnn\" can have a routing profile; this one has %q. Remove the profile, or change the virtualization.", how)
 	}
 }
 
@@ -196,7 +196,7 @@ func checkAutoVPC(st *Site, r *Resource, p *reporter) {
 		return
 	}
 	if how := textOf(vpc.Spec, "virtualization"); how != "flat" {
-		p.report(r, []string{"auto_vpc"}, "Only a flat VPC takes hosts as they are; %s is %q. Use another VPC.", vpc.Ref.Name, how)
+		p.report(r, []string{"auto_vpc"}, "The field auto_vpc needs a flat VPC; %s is %q. Use another VPC.", vpc.Ref.Name, how)
 	}
 }
 
@@ -214,9 +214,9 @@ func checkSegmentVPC(st *Site, r *Resource, p *reporter) {
 	how, sort := textOf(vpc.Spec, "virtualization"), textOf(r.Spec, "type")
 	switch {
 	case how == "flat" && sort != "host_inband":
-		p.report(r, []string{"type"}, "The VPC %s is flat and takes segments of type \"host_inband\" only; this one is %q.", vpc.Ref.Name, sort)
+		p.report(r, []string{"type"}, "The VPC %s is flat and accepts only segments of type \"host_inband\"; this one is %q.", vpc.Ref.Name, sort)
 	case how != "flat" && sort == "host_inband":
-		p.report(r, []string{"type"}, "Only a flat VPC takes segments of type \"host_inband\"; %s is %q.", vpc.Ref.Name, how)
+		p.report(r, []string{"type"}, "Only a flat VPC accepts segments of type \"host_inband\"; %s is %q.", vpc.Ref.Name, how)
 	}
 	for i, e := range listOf(r.Spec, "prefixes") {
 		checkIPv6(vpc, r, textOf(objectOf(e), "prefix"), []string{"prefixes", strconv.Itoa(i), "prefix"}, p)
@@ -227,7 +227,7 @@ func checkSegmentVPC(st *Site, r *Resource, p *reporter) {
 func checkIPv6(vpc, r *Resource, text string, path []string, p *reporter) {
 	prefix, err := netip.ParsePrefix(text)
 	if err == nil && prefix.Addr().Is6() && textOf(vpc.Spec, "virtualization") == "ethernet_virtualizer" {
-		p.report(r, path, "The VPC %s carries no IPv6: its virtualization is \"ethernet_virtualizer\". Use an IPv4 network, or another VPC.", vpc.Ref.Name)
+		p.report(r, path, "The VPC %s does not support IPv6: its virtualization is \"ethernet_virtualizer\". Use an IPv4 network, or another VPC.", vpc.Ref.Name)
 	}
 }
 
@@ -242,7 +242,7 @@ func checkSecurityGroupSize(_ *Site, r *Resource, p *reporter) {
 		size += portCount(rule["src_ports"]) * portCount(rule["dst_ports"])
 	}
 	if size > maxSecurityRules {
-		p.report(r, []string{"rules"}, "The rules are %d after expansion, %d more than the service takes: each counts its source ports times its destination ports. Use fewer ports, all ports, or a second group.", size, size-maxSecurityRules)
+		p.report(r, []string{"rules"}, "The rules expand to %d, %d more than the service accepts: each counts its source ports times its destination ports. Use fewer ports, all ports, or a second group.", size, size-maxSecurityRules)
 	}
 }
 
@@ -265,12 +265,12 @@ func checkSecurityRule(p *reporter, r *Resource, rule map[string]any, path []str
 	at := func(names ...string) []string { return slices.Concat(path, names) }
 	protocol, ipv6 := textOf(rule, "protocol"), boolOf(rule, "ipv6")
 	if ipv6 && protocol == "icmp" || !ipv6 && protocol == "icmp6" {
-		p.report(r, at("protocol"), "The protocol %s is of the other IP version. ICMP goes with ipv6: false, ICMP6 with ipv6: true.", protocol)
+		p.report(r, at("protocol"), "The protocol %s does not match the rule's IP version. ICMP needs ipv6: false, ICMP6 needs ipv6: true.", protocol)
 	}
 	for _, name := range []string{"src_prefix", "dst_prefix"} {
 		prefix, err := netip.ParsePrefix(textOf(rule, name))
 		if err == nil && prefix.Addr().Is6() != ipv6 {
-			p.report(r, at(name), "The network %s is of the other IP version: the rule has ipv6: %v.", prefix, ipv6)
+			p.report(r, at(name), "The network %s does not match the rule's IP version: the rule has ipv6: %v.", prefix, ipv6)
 		}
 	}
 	for _, name := range []string{"src_ports", "dst_ports"} {
@@ -279,10 +279,10 @@ func checkSecurityRule(p *reporter, r *Resource, rule map[string]any, path []str
 			continue
 		}
 		if protocol != "tcp" && protocol != "udp" {
-			p.report(r, at(name), "Only TCP and UDP have ports; the protocol is %q. Remove the ports, or write one rule for each of the two.", protocol)
+			p.report(r, at(name), "Only TCP and UDP have ports; the protocol is %q. Remove the ports, or write one rule each for TCP and UDP.", protocol)
 		}
 		if start, end := intOf(ports, "start"), intOf(ports, "end"); end < start {
-			p.report(r, at(name, "end"), "The last port %d comes before the first, %d. Swap them.", end, start)
+			p.report(r, at(name, "end"), "The last port, %d, is below the first, %d. Swap them.", end, start)
 		}
 	}
 }
@@ -298,14 +298,14 @@ const maxDescription = 1024
 
 func checkMetadata(_ *Site, r *Resource, p *reporter) {
 	if n := len(objectOf(r.Spec["labels"])); n > maxLabels {
-		p.report(r, []string{"labels"}, "There are %d labels. The service keeps 10 and converge needs one to mark what it made, so %d are left. Remove %d.", n, maxLabels, n-maxLabels)
+		p.report(r, []string{"labels"}, "There are %d labels. The service stores 10 and converge needs one for its ownership mark, so %d are left. Remove %d.", n, maxLabels, n-maxLabels)
 	}
 	for key, v := range sorted(r.Spec["labels"]) {
 		if value, _ := v.(string); len(value) > maxLabel {
-			p.report(r, []string{"labels", key}, "The value has %d bytes, the service keeps %d. Shorten it.", len(value), maxLabel)
+			p.report(r, []string{"labels", key}, "The value has %d bytes; the service stores at most %d. Shorten it.", len(value), maxLabel)
 		}
 	}
 	if n := len(textOf(r.Spec, "description")); n > maxDescription {
-		p.report(r, []string{"description"}, "The description has %d bytes, the service keeps %d. Shorten it.", n, maxDescription)
+		p.report(r, []string{"description"}, "The description has %d bytes; the service stores at most %d. Shorten it.", n, maxDescription)
 	}
 }

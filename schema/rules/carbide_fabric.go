@@ -14,7 +14,7 @@ func checkInstanceScripts(st *Site, r *Resource, p *reporter) {
 	}
 	entry := st.target(r, carbideOS, os["operating_system"])
 	if entry != nil && textOf(entry.Spec, "type") == "ipxe" {
-		p.report(r, []string{"os", "operating_system"}, "%s is a plain iPXE script, and the service keeps the script in the instance, not the entry: the instance would never be as this document says. Write the script as os.ipxe, or make the entry from a template.", entry.Ref)
+		p.report(r, []string{"os", "operating_system"}, "%s is a plain iPXE script. The service stores the script in the instance, not the entry, so the instance would never match this document. Put the script in os.ipxe, or base the entry on a template.", entry.Ref)
 	}
 }
 
@@ -41,13 +41,13 @@ func checkInstanceFabrics(_ *Site, r *Resource, p *reporter) {
 				name += fmt.Sprint(" ", objectOf(e)[field])
 			}
 			if seen[name] {
-				p.report(r, []string{section.field, strconv.Itoa(i)}, "The %s%s is there already. Remove one of the two.", section.what, name)
+				p.report(r, []string{section.field, strconv.Itoa(i)}, "The %s%s is already listed. Remove one of the two.", section.what, name)
 			}
 			seen[name] = true
 		}
 	}
 	if boolOf(r.Spec, "auto_network") && len(listOf(r.Spec, "dpu_extension_services")) > 0 {
-		p.report(r, []string{"dpu_extension_services"}, "The services run on managed DPUs, and auto_network is for hosts without one. Remove one of the two.")
+		p.report(r, []string{"dpu_extension_services"}, "Services run on managed DPUs, but auto_network is for hosts without one. Remove one of the two.")
 	}
 }
 

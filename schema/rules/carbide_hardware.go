@@ -20,11 +20,11 @@ var expectedKinds = []string{carbideExpectedMachine, carbideExpectedSwitch, carb
 
 // carbideHardwareRules continue carbideRules.
 var carbideHardwareRules = []Rule{
-	{"CV1141", "carbide-same-sku", "SKUs say the same", "No two SKUs say the same of the machines that belong to them", checks{sameSKUs}},
-	{"CV1142", "carbide-allocation", "More instances than allocated", "A tenant has as many machines of a type allocated as it has instances", checks{allocations}},
-	{"CV1143", "carbide-serial-number", "Serial number is used twice", "A serial number belongs to one piece of hardware", checks{sharedSerialNumbers}},
-	{"CV1144", "carbide-expected", "Expected hardware contradicts itself", "The parts of what is expected fit each other", checks{each{named(carbideExpectedMachine), checkExpectedMachine}, each{named(carbideExpectedSwitch), checkExpectedSwitch}}},
-	{"CV1145", "carbide-expected-address", "Address cannot be used", "An address of expected hardware is used once, and written in its usual form", checks{each{named(expectedKinds...), checkExpectedAddresses}, sharedExpectedAddresses}},
+	{"CV1141", "carbide-same-sku", "SKUs are indistinguishable", "No two SKUs may describe the same machines", checks{sameSKUs}},
+	{"CV1142", "carbide-allocation", "More instances than allocated", "A tenant should have as many machines of a type allocated as it has instances", checks{allocations}},
+	{"CV1143", "carbide-serial-number", "Serial number is used twice", "A serial number should belong to only one piece of hardware", checks{sharedSerialNumbers}},
+	{"CV1144", "carbide-expected", "Expected hardware contradicts itself", "The parts of expected hardware must be consistent", checks{each{named(carbideExpectedMachine), checkExpectedMachine}, each{named(carbideExpectedSwitch), checkExpectedSwitch}}},
+	{"CV1145", "carbide-expected-address", "Address cannot be used", "An address of expected hardware must be used only once, and written in canonical form", checks{each{named(expectedKinds...), checkExpectedAddresses}, sharedExpectedAddresses}},
 }
 
 var sameSKUs = &sharing{
@@ -32,7 +32,7 @@ var sameSKUs = &sharing{
 	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) { has(key{sameness(r)}) },
 	check: func(_ *Site, r *Resource, _ []string, _ key, shared []*Resource, n int, p *reporter) {
 		if n > 0 {
-			p.report(r, nil, "It says the same as %s: the service looks at the chassis' model and architecture, at sums of sockets, threads and memory, at GPUs and disks by model, at InfiniBand devices, and at the TPM's version. Change one of these, or use one SKU.", shared[0].Ref)
+			p.report(r, nil, "The service cannot tell this SKU from %s: it compares the chassis' model and architecture, the sums of sockets, threads and memory, GPUs and disks by model, InfiniBand devices, and the TPM version. Change one of these, or use one SKU.", shared[0].Ref)
 		}
 	},
 }
@@ -84,7 +84,7 @@ var allocations = &sharing{
 			}
 		}
 		if used > total {
-			p.warn(r, path, "The tenant %s has %d machines of type %s allocated, and %d instances. A site may refuse those beyond.", k[0], total, k[1], used)
+			p.warn(r, path, "The tenant %s has %d machines of type %s allocated, but %d instances. A site may refuse the excess.", k[0], total, k[1], used)
 		}
 	},
 }
@@ -101,7 +101,7 @@ var sharedSerialNumbers = &sharing{
 	},
 	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
 		if n > 0 {
-			p.warn(r, path, "The serial number %s is that of %s too. The site could take one for the other.", k[0], shared[0].Ref)
+			p.warn(r, path, "The serial number %s is also used by %s. The site could mistake one for the other.", k[0], shared[0].Ref)
 		}
 	},
 }
@@ -113,13 +113,13 @@ func checkExpectedMachine(_ *Site, r *Resource, p *reporter) {
 			continue
 		}
 		if primaries++; primaries > 1 {
-			p.report(r, []string{"host_nics", strconv.Itoa(i), "primary"}, "Another interface is the one that the host boots from. Keep one.")
+			p.report(r, []string{"host_nics", strconv.Itoa(i), "primary"}, "The host already boots from another interface that is primary. Keep one.")
 		}
 	}
 	seen := make(map[any]bool)
 	for i, serial := range listOf(r.Spec, "fallback_dpu_serial_numbers") {
 		if seen[serial] {
-			p.report(r, []string{"fallback_dpu_serial_numbers", strconv.Itoa(i)}, "The serial number %v is there twice. Remove one.", serial)
+			p.report(r, []string{"fallback_dpu_serial_numbers", strconv.Itoa(i)}, "The serial number %v is listed twice. Remove one.", serial)
 		}
 		seen[serial] = true
 	}
@@ -127,7 +127,7 @@ func checkExpectedMachine(_ *Site, r *Resource, p *reporter) {
 
 func checkExpectedSwitch(_ *Site, r *Resource, p *reporter) {
 	if n := len(listOf(r.Spec, "nvos_mac_addresses")); r.Spec["nvos_ip_address"] != nil && n != 1 {
-		p.report(r, []string{"nvos_ip_address"}, "The address is given to the interface with the one MAC address in nvos_mac_addresses; there are %d.", n)
+		p.report(r, []string{"nvos_ip_address"}, "The field nvos_ip_address needs exactly one MAC address in nvos_mac_addresses; there are %d.", n)
 	}
 }
 
@@ -149,7 +149,7 @@ func eachExpectedAddress(r *Resource, visit func(ip netip.Addr, text string, pat
 func checkExpectedAddresses(_ *Site, r *Resource, p *reporter) {
 	eachExpectedAddress(r, func(ip netip.Addr, text string, path ...string) {
 		if ip.String() != text {
-			p.report(r, path, "The service writes this address as %s, so it would differ for ever. Write it so.", ip)
+			p.report(r, path, "The service stores this address as %s, so it would always differ. Write it that way.", ip)
 		}
 	})
 }
@@ -159,5 +159,5 @@ var sharedExpectedAddresses = &sharing{
 	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
 		eachExpectedAddress(r, func(ip netip.Addr, _ string, path ...string) { has(key{ip.String()}, path...) })
 	},
-	check: taken("The address %s belongs to %s already. Choose another."),
+	check: taken("The address %s is already used by %s. Choose another."),
 }

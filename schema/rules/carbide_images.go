@@ -18,10 +18,10 @@ const (
 
 // carbideImageRules are the rules for what instances boot and what runs on their DPUs.
 var carbideImageRules = []Rule{
-	{"CV1171", "carbide-os-type", "Operating system is not clear", "An operating system has what its type asks for, and nothing of the other", checks{each{named(carbideOS), checkOSTypes}}},
-	{"CV1172", "carbide-service-name", "Name of a service is used twice", "An extension service's name is used once in a tenant, upper and lower case being the same", checks{sharedServiceNames}},
-	{"CV1173", "carbide-service-manifest", "Manifest is not that of a pod", "An extension service's manifest is a pod with a name and a container", checks{each{named(carbideService), checkManifest}}},
-	{"CV1174", "carbide-service-parts", "Parts of a service do not fit", "An extension service has a whole credential or none, and collects each thing in one way", checks{each{named(carbideService), checkServiceParts}}},
+	{"CV1171", "carbide-os-type", "Operating system is inconsistent", "An operating system must have the fields that its type needs, and none of the other type", checks{each{named(carbideOS), checkOSTypes}}},
+	{"CV1172", "carbide-service-name", "Service name is used twice", "An extension service's name must be unique within a tenant, ignoring case", checks{sharedServiceNames}},
+	{"CV1173", "carbide-service-manifest", "Manifest is not a pod", "An extension service's manifest must be a pod with a name and a container", checks{each{named(carbideService), checkManifest}}},
+	{"CV1174", "carbide-service-parts", "Service is inconsistent", "An extension service must have a complete credential or none, and one way to collect each item", checks{each{named(carbideService), checkServiceParts}}},
 }
 
 func checkOSTypes(_ *Site, r *Resource, p *reporter) {
@@ -29,17 +29,17 @@ func checkOSTypes(_ *Site, r *Resource, p *reporter) {
 	of := map[string]string{"script": "ipxe", "template": "template", "parameters": "template", "artifacts": "template"}
 	sort := textOf(r.Spec, "type")
 	if need := needs[sort]; r.Spec[need] == nil {
-		p.report(r, nil, "An operating system of type %q needs a %s. Add it, or write another type.", sort, need)
+		p.report(r, nil, "An operating system of type %q needs a %s. Add it, or change the type.", sort, need)
 	}
 	for _, field := range []string{"script", "template", "parameters", "artifacts"} {
 		if r.Spec[field] != nil && of[field] != sort {
-			p.report(r, []string{field}, "Only an operating system of type %q has %s; this one is %q. Remove one of the two.", of[field], field, sort)
+			p.report(r, []string{field}, "Only an operating system of type %q can have %s; this one is %q. Remove it, or change the type.", of[field], field, sort)
 		}
 	}
 	for _, field := range []string{"parameters", "artifacts"} {
 		for i, e := range listOf(r.Spec, field) {
 			if strings.EqualFold(textOf(objectOf(e), "name"), "extra") {
-				p.report(r, []string{field, strconv.Itoa(i), "name"}, "The name extra is the service's own, for the place of parameters that a template does not name. Write the parameter that you mean.")
+				p.report(r, []string{field, strconv.Itoa(i), "name"}, "The name extra is reserved by the service as the placeholder for parameters that a template does not name. Use the name of the parameter you mean.")
 			}
 		}
 	}
@@ -52,7 +52,7 @@ var sharedServiceNames = &sharing{
 	},
 	check: func(_ *Site, r *Resource, _ []string, _ key, shared []*Resource, n int, p *reporter) {
 		if n > 0 {
-			p.report(r, nil, "To the service this is the same name as that of %s, of the same tenant: upper and lower case do not count. Choose another.", shared[0].Ref)
+			p.report(r, nil, "The service ignores case, so this is the same name as that of %s, of the same tenant. Choose another.", shared[0].Ref)
 		}
 	},
 }
@@ -63,7 +63,7 @@ const maxManifest = 64 << 10
 func checkManifest(_ *Site, r *Resource, p *reporter) {
 	text := textOf(r.Spec, "manifest")
 	if len(text) > maxManifest {
-		p.report(r, []string{"manifest"}, "The manifest has %d bytes, the service takes %d. Shorten it.", len(text), maxManifest)
+		p.report(r, []string{"manifest"}, "The manifest has %d bytes; the service accepts at most %d. Shorten it.", len(text), maxManifest)
 	} else if wrong := wrongManifest(text); wrong != "" {
 		p.report(r, []string{"manifest"}, "%s", wrong)
 	}
@@ -85,13 +85,13 @@ func wrongManifest(text string) string {
 	var rest yaml.Node
 	switch {
 	case d.Decode(&pod) != nil:
-		return "This is no manifest of a pod in YAML or JSON. Write apiVersion, kind, metadata and spec."
+		return "This is not a pod manifest in YAML or JSON. Write apiVersion, kind, metadata and spec."
 	case !errors.Is(d.Decode(&rest), io.EOF):
-		return "There is more than one document. The manifest is one pod."
+		return "The manifest contains more than one document. It must be a single pod."
 	case pod.Version == nil:
 		return "The manifest has no apiVersion. Add apiVersion: v1."
 	case pod.Kind != "Pod":
-		return "The manifest is not of kind Pod, and the service takes no other. Write kind: Pod."
+		return "The manifest is not of kind Pod, the only kind that the service accepts. Write kind: Pod."
 	case pod.Metadata.Name == nil:
 		return "The pod has no name. Add metadata: {name: ...}."
 	case len(pod.Spec.Containers) == 0:
@@ -113,19 +113,19 @@ func checkServiceParts(_ *Site, r *Resource, p *reporter) {
 		}
 	}
 	if len(given) > 0 && len(lacking) > 0 {
-		p.report(r, []string{given[0]}, "The credential has no %s. Give all three of its parts, or none.", strings.Join(lacking, " and no "))
+		p.report(r, []string{given[0]}, "The credential has no %s. Set all three parts, or none.", strings.Join(lacking, " and no "))
 	}
 	all := listOf(r.Spec, "observability")
 	if n := len(all); n > maxObservability {
-		p.report(r, []string{"observability"}, "There are %d things to collect, the service takes %d. Remove some.", n, maxObservability)
+		p.report(r, []string{"observability"}, "There are %d items to collect; the service accepts at most %d. Remove some.", n, maxObservability)
 	}
 	for i, e := range all {
 		path := []string{"observability", strconv.Itoa(i)}
 		switch m := objectOf(e); {
 		case m["prometheus"] == nil && m["logging"] == nil:
-			p.report(r, path, "Nothing says how this is collected. Give prometheus or logging.")
+			p.report(r, path, "Nothing specifies how this is collected. Set prometheus or logging.")
 		case m["prometheus"] != nil && m["logging"] != nil:
-			p.report(r, path, "Both prometheus and logging say how this is collected. Make two of it.")
+			p.report(r, path, "Both prometheus and logging specify how this is collected. Split it into two entries.")
 		}
 	}
 }

@@ -33,7 +33,7 @@ func checkTenant(r *Resource, path []string, used *Resource, p *reporter) {
 	}
 	tenant := textOf(r.Spec, "tenant")
 	if other := textOf(used.Spec, "tenant"); other != tenant {
-		p.report(r, path, "This belongs to tenant %s, but %s belongs to %s. Use one of the same tenant.", tenant, used.Ref, other)
+		p.report(r, path, "This resource belongs to tenant %s, but %s belongs to %s. Use one of the same tenant.", tenant, used.Ref, other)
 	}
 }
 
@@ -70,7 +70,7 @@ var sharedMachines = &sharing{
 			return
 		}
 		if n > 0 {
-			p.report(r, path, "The machine carries %s already, and it carries one instance at a time. Choose another machine.", shared[0].Ref)
+			p.report(r, path, "The machine is already used by %s, and it can run only one instance at a time. Choose another machine.", shared[0].Ref)
 		}
 		machine := st.index[schema.Ref{Scope: schema.ScopeSite, Kind: carbideMachine, Name: k[0]}]
 		want := textOf(r.Spec, "instance_type")
@@ -78,7 +78,7 @@ var sharedMachines = &sharing{
 			return
 		}
 		if have := textOf(machine.Spec, "instance_type"); have != want {
-			p.report(r, []string{"instance_type"}, "The instance wants a machine of type %q, but %s is declared with %q. Choose another machine or type.", want, machine.Ref, have)
+			p.report(r, []string{"instance_type"}, "The instance needs a machine of type %q, but %s is declared with type %q. Choose another machine or type.", want, machine.Ref, have)
 		}
 	},
 }
@@ -90,7 +90,7 @@ var sharedHostnames = &sharing{
 			has(key{name, textOf(r.Spec, "tenant")}, "hostname")
 		}
 	},
-	check: taken("The host name %s belongs to %s of the same tenant already. Choose another."),
+	check: taken("The host name %s is already used by %s of the same tenant. Choose another."),
 }
 
 func checkInstanceOS(_ *Site, r *Resource, p *reporter) {
@@ -103,12 +103,12 @@ func checkInstanceOS(_ *Site, r *Resource, p *reporter) {
 	}
 	switch {
 	case len(given) == 0:
-		p.report(r, []string{"os"}, "Nothing says what the instance boots. Give one of ipxe, os_image and operating_system.")
+		p.report(r, []string{"os"}, "The instance has no boot source. Set one of ipxe, os_image and operating_system.")
 	case len(given) > 1:
-		p.report(r, []string{"os", given[1]}, "Both %s and %s say what the instance boots. Keep one.", given[0], given[1])
+		p.report(r, []string{"os", given[1]}, "Both %s and %s set the boot source. Keep one.", given[0], given[1])
 	}
 	if n := len(listOf(r.Spec, "keysets")); n > 10 {
-		p.report(r, []string{"keysets"}, "There are %d keysets, the service takes 10. Join some.", n)
+		p.report(r, []string{"keysets"}, "There are %d keysets; the service accepts at most 10. Merge some.", n)
 	}
 }
 
@@ -116,12 +116,12 @@ func checkInterfaces(_ *Site, r *Resource, p *reporter) {
 	interfaces := listOf(r.Spec, "interfaces")
 	switch auto := boolOf(r.Spec, "auto_network"); {
 	case auto && len(interfaces) > 0:
-		p.report(r, []string{"interfaces"}, "With auto_network the site chooses the interfaces. Remove these, or auto_network.")
+		p.report(r, []string{"interfaces"}, "With auto_network, the site chooses the interfaces. Remove these, or auto_network.")
 	case !auto && len(interfaces) == 0:
-		p.report(r, nil, "The instance has no network. Give it interfaces, or auto_network: true where the host has no managed DPU.")
+		p.report(r, nil, "The instance has no network. Add interfaces, or set auto_network: true if the host has no managed DPU.")
 	}
 	if !boolOf(r.Spec, "auto_network") && r.Spec["auto_vpc"] != nil {
-		p.report(r, []string{"auto_vpc"}, "Only an instance with auto_network joins a VPC as a whole; others do so with their interfaces. Remove this, or write auto_network: true.")
+		p.report(r, []string{"auto_vpc"}, "Only an instance with auto_network joins a VPC as a whole; others join through their interfaces. Remove this, or set auto_network: true.")
 	}
 	checkInterfacesOf(r, interfaces, p)
 }
@@ -141,25 +141,25 @@ func checkInterfacesOf(r *Resource, interfaces []any, p *reporter) {
 		segment, prefix := textOf(m, "segment"), textOf(m, "vpc_prefix")
 		switch {
 		case segment == "" && prefix == "":
-			p.report(r, at(), "The interface is on nothing. Give it a segment or a vpc_prefix.")
+			p.report(r, at(), "The interface is not attached to anything. Set segment or vpc_prefix.")
 		case segment != "" && prefix != "":
-			p.report(r, at("vpc_prefix"), "The interface is on a segment and on a VPC prefix. Keep one.")
+			p.report(r, at("vpc_prefix"), "The interface is attached to both a segment and a VPC prefix. Keep one.")
 		case segment != "" && segments[segment]:
-			p.report(r, at("segment"), "Another interface of the instance is on the segment %s. Put this one elsewhere.", segment)
+			p.report(r, at("segment"), "Another interface of the instance is already attached to the segment %s. Attach this one elsewhere.", segment)
 		}
 		segments[segment] = true
 		if segment != "" && m["ip_address"] != nil {
-			p.report(r, at("ip_address"), "An address can be asked for on a vpc_prefix only. Remove it, or use a VPC prefix.")
+			p.report(r, at("ip_address"), "An address can only be requested from a vpc_prefix. Remove it, or use a VPC prefix.")
 		}
 		id, numbered := m["virtual_function_id"].(int64)
 		if textOf(m, "function") == "physical" {
 			d := device{textOf(m, "device"), intOf(m, "device_instance")}
 			if physical[d] {
-				p.report(r, at(), "Another interface is the physical function of the same device. Name another device or device_instance, or make this one virtual.")
+				p.report(r, at(), "Another interface is already the physical function of the same device. Use another device or device_instance, or make this one virtual.")
 			}
 			physical[d] = true
 			if numbered {
-				p.report(r, at("virtual_function_id"), "A physical function has no virtual_function_id. Remove it, or write function: \"virtual\".")
+				p.report(r, at("virtual_function_id"), "A physical function has no virtual_function_id. Remove it, or set function: \"virtual\".")
 			}
 			continue
 		}
@@ -167,7 +167,7 @@ func checkInterfacesOf(r *Resource, interfaces []any, p *reporter) {
 		case !numbered:
 			p.report(r, at(), "A virtual function needs a virtual_function_id from 0 to 15.")
 		case functions[id]:
-			p.report(r, at("virtual_function_id"), "Another interface of the instance is virtual function %d. Choose another number.", id)
+			p.report(r, at("virtual_function_id"), "Another interface of the instance is already virtual function %d. Choose another number.", id)
 		}
 		functions[id] = numbered
 	}
@@ -192,7 +192,7 @@ func checkAddresses(st *Site, r *Resource, p *reporter) {
 			p.report(r, path, "The address %s is not in %s of %s.", ip, prefix, on.Ref)
 		}
 		if bytes := ip.AsSlice(); bytes[len(bytes)-1]%2 == 0 {
-			p.report(r, path, "The address %s is the switch's end of its link network. Ask for the odd one, %s.", ip, ip.Next())
+			p.report(r, path, "The address %s is the switch end of its link network. Request the odd address, %s.", ip, ip.Next())
 		}
 	})
 }
@@ -219,7 +219,7 @@ var sharedAddresses = &sharing{
 			other = shared[0]
 		}
 		if r.Ref.Kind == carbideInstance && (n > 0 || other.Ref.Kind == carbideSegment) {
-			p.report(r, path, "The address %s belongs to %s already. Choose another, or leave it out and the site chooses.", k[0], other.Ref)
+			p.report(r, path, "The address %s is already used by %s. Choose another, or omit it and the site chooses one.", k[0], other.Ref)
 		}
 	},
 }

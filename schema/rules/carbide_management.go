@@ -124,7 +124,7 @@ var guards = &sharing{
 		rules := filterRules(r.Spec)
 		for _, f := range st.management {
 			if cut, path := cutBy(rules, f.flow); cut != "" {
-				p.report(r, path, "The group guards %s, and %s. Give a rule that permits this traffic a smaller priority number, or change policy.management.%s.", guarded.Ref, fmt.Sprintf(cut, f.name), f.name)
+				p.report(r, path, "The group is used by %s, and %s. Permit this traffic in a rule with a lower priority number, or change policy.management.%s.", guarded.Ref, fmt.Sprintf(cut, f.name), f.name)
 			}
 		}
 	},
@@ -140,5 +140,5 @@ func cutBy(rules []filterRule, f flow) (cut string, path []string) {
 			return "its rule " + strings.ReplaceAll(r.id, "%", "%%") + " denies the management traffic %q", []string{"rules", strconv.Itoa(r.index)}
 		}
 	}
-	return "no rule of it permits all of the management traffic %q", nil
+	return "none of its rules permits all of the management traffic %q", nil
 }

@@ -24,7 +24,7 @@ var sharedPeerings = &sharing{
 	},
 	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
 		if n > 0 {
-			p.report(r, path, "The VPCs %s and %s are peered by %s already, and a pair is peered once, whatever the order. Remove one of the two.", k[0], k[1], shared[0].Ref)
+			p.report(r, path, "The VPCs %s and %s are already peered by %s; a pair can be peered only once, in either order. Remove one of the two.", k[0], k[1], shared[0].Ref)
 		}
 	},
 }
@@ -41,7 +41,7 @@ var sharedPartitionNumbers = &sharing{
 	},
 	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
 		if n > 0 {
-			p.report(r, path, "The %s %s belongs to %s already. Choose another, or leave it out and the site chooses.", k[1], k[0], shared[0].Ref)
+			p.report(r, path, "The %s %s is already used by %s. Choose another, or omit it and the site chooses one.", k[1], k[0], shared[0].Ref)
 		}
 	},
 }

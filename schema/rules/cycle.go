@@ -54,7 +54,7 @@ func (st *Site) checkCycles(of []*Resource, p *reporter) {
 			refs = append(refs, of[n].Ref.String())
 		}
 		refs = append(refs, refs[0])
-		p.report(of[circle[0]], nil, "No order of creation exists, because %s. Remove one of these references.", strings.Join(refs, " refers to "))
+		p.report(of[circle[0]], nil, "The references form a cycle, so no creation order exists: %s. Remove one of these references.", strings.Join(refs, " -> "))
 	}
 }
 

@@ -15,16 +15,16 @@ import (
 
 // genericRules apply to all kinds. They identify fields by what the schema says about them.
 var genericRules = []Rule{
-	{"CV1101", "dangling-reference", "Reference leads nowhere", "A reference leads to a resource of the document", checks{each{nil, checkReferences}}},
-	{"CV1102", "depends-on", "Dependency leads nowhere", "An entry of depends_on is the ref of a resource of the document", checks{each{nil, checkDependsOn}}},
-	{"CV1103", "reference-cycle", "References form a circle", "References never lead back to where they start", checks{cycles{}}},
-	{"CV1104", "duplicate-key", "Key is there twice", "The elements of a list have different keys", checks{each{nil, checkKeys}}},
-	{"CV1105", "ignore-path", "Ignored path does not exist", "A path of lifecycle.ignore is a field of the kind", checks{each{nil, checkIgnore}}},
-	{"CV1106", "timeout-range", "Timeout is out of range", "A timeout is longer than nothing and at most a week", checks{each{nil, checkTimeouts}}},
-	{"CV1107", "max-destroy", "Limit of deletions is malformed", "policy.max_destroy is a number of things or a share of them", checks{together{nil, checkMaxDestroy}}},
-	{"CV1108", "canonical-prefix", "Network has host bits", "A network has no host bits", checks{each{nil, checkPrefixes}}},
-	{"CV1109", "duplicate-mac", "MAC address is used twice", "A MAC address is used once", checks{sharedMACs}},
-	{"CV1110", "reserved-key", "Key is converge's own", "No label and no note is called like the mark that converge writes beside them", checks{each{nil, checkMarks}}},
+	{"CV1101", "dangling-reference", "Referenced resource does not exist", "A reference must name a resource of the document", checks{each{nil, checkReferences}}},
+	{"CV1102", "depends-on", "Dependency is invalid", "An entry of depends_on must be the ref of a resource of the document", checks{each{nil, checkDependsOn}}},
+	{"CV1103", "reference-cycle", "References form a cycle", "References must not form a cycle", checks{cycles{}}},
+	{"CV1104", "duplicate-key", "Duplicate key", "The elements of a list must have different keys", checks{each{nil, checkKeys}}},
+	{"CV1105", "ignore-path", "Ignored path does not exist", "A path in lifecycle.ignore must be a field of the kind", checks{each{nil, checkIgnore}}},
+	{"CV1106", "timeout-range", "Timeout is out of range", "A timeout must be positive and at most a week", checks{each{nil, checkTimeouts}}},
+	{"CV1107", "max-destroy", "Deletion limit is invalid", "policy.max_destroy must be a number or a percentage of resources", checks{together{nil, checkMaxDestroy}}},
+	{"CV1108", "canonical-prefix", "Network has host bits", "A network must not have host bits", checks{each{nil, checkPrefixes}}},
+	{"CV1109", "duplicate-mac", "MAC address is used twice", "A MAC address must be used only once", checks{sharedMACs}},
+	{"CV1110", "reserved-key", "Key is reserved", "No label or note may use the key of converge's ownership mark", checks{each{nil, checkMarks}}},
 }
 
 func checkReferences(st *Site, r *Resource, p *reporter) {
@@ -60,7 +60,7 @@ func (st *Site) suggest(ref schema.Ref) string {
 	if s, ok := nearest.Name(ref.Name, names); ok {
 		return fmt.Sprintf(" Did you mean %q?", s)
 	}
-	return fmt.Sprintf(" Declare it at %s, or name one that is declared.", message.Printable(ref.Path()))
+	return fmt.Sprintf(" Declare it at %s, or refer to a declared one.", message.Printable(ref.Path()))
 }
 
 func checkDependsOn(st *Site, r *Resource, p *reporter) {
@@ -77,9 +77,9 @@ func checkDependsOn(st *Site, r *Resource, p *reporter) {
 		case kind == nil:
 			p.report(r, path, "%s", message.Unknown("kind", ref.Kind, st.kinds.Names()))
 		case kind.Node && ref.Scope == schema.ScopeSite:
-			p.report(r, path, "The kind %s lives on nodes: write NODE/%s/%s.", ref.Kind, ref.Kind, ref.Name)
+			p.report(r, path, "The kind %s belongs to nodes: write NODE/%s/%s.", ref.Kind, ref.Kind, ref.Name)
 		case !kind.Node && ref.Scope != schema.ScopeSite:
-			p.report(r, path, "The kind %s lives on the site: write site/%s/%s.", ref.Kind, ref.Kind, ref.Name)
+			p.report(r, path, "The kind %s belongs to the site: write site/%s/%s.", ref.Kind, ref.Kind, ref.Name)
 		case st.index[ref] != nil:
 		case p.full():
 			p.drop(false)
@@ -97,7 +97,7 @@ func checkKeys(st *Site, r *Resource, p *reporter) {
 		for i := 1; i < len(elements); i++ { // sorted by key
 			key := objectOf(elements[i])[f.Key]
 			if key == objectOf(elements[i-1])[f.Key] {
-				p.report(r, append(slices.Clone(path), strconv.Itoa(i), f.Key), "Two elements have the %s %v, so nobody could tell which of them changed. Give each its own.", f.Key, key)
+				p.report(r, append(slices.Clone(path), strconv.Itoa(i), f.Key), "Two elements have the %s %v, so they cannot be told apart. Give each its own.", f.Key, key)
 			}
 		}
 	})
@@ -116,7 +116,7 @@ func vain(f *schema.Field, names []string) string {
 	for i, name := range names {
 		switch f.Type {
 		case schema.List:
-			return fmt.Sprintf(": a list is compared and applied as a whole. Ignore %s.", message.Value(strings.Join(names[:i], ".")))
+			return fmt.Sprintf(": a list is compared and applied as a whole. Ignore %s instead.", message.Value(strings.Join(names[:i], ".")))
 		case schema.Any:
 			return ""
 		}
@@ -144,7 +144,7 @@ func checkTimeouts(st *Site, r *Resource, p *reporter) {
 	for name, v := range sorted(r.waits) {
 		d, err := time.ParseDuration(fmt.Sprint(v))
 		if err != nil || d <= 0 || d > maxTimeout {
-			p.report(r, []string{"timeouts", name}, "The wait %v is not longer than nothing and at most 168h. Leave it out for the kind's own.", v)
+			p.report(r, []string{"timeouts", name}, "The timeout %v is not a positive duration of at most 168h. Omit it to use the kind's default.", v)
 		}
 	}
 }
@@ -156,7 +156,7 @@ func checkMaxDestroy(st *Site, p *reporter) {
 	if text == "" || err == nil && n >= 0 && (!share || n <= 100) {
 		return
 	}
-	p.report(nil, []string{"policy", "max_destroy"}, "%s is neither a number of things, such as \"3\", nor a share from \"0%%\" to \"100%%\".", message.Value(text))
+	p.report(nil, []string{"policy", "max_destroy"}, "%s is neither a number of resources, such as \"3\", nor a percentage from \"0%%\" to \"100%%\".", message.Value(text))
 }
 
 // isPrefixField reports whether the field holds networks as ADDRESS/BITS: such fields have the same names in every provider.
@@ -180,7 +180,7 @@ func checkPrefixes(st *Site, r *Resource, p *reporter) {
 			if ok {
 				at = append(at, strconv.Itoa(i))
 			}
-			p.report(r, at, "The network %s has host bits or is not in its shortest spelling; write %s.", text, prefix.Masked())
+			p.report(r, at, "The network %s has host bits or is not in canonical form; write %s.", text, prefix.Masked())
 		}
 	})
 }
@@ -218,9 +218,9 @@ var sharedMACs = &sharing{
 		switch {
 		case n == 0:
 		case k[1] != "": // on one node
-			p.report(r, path, "The MAC address %s belongs to %s already; frames for one would reach the other. Choose another.", k[0], shared[0].Ref)
+			p.report(r, path, "The MAC address %s is already used by %s; frames for one would reach the other. Choose another.", k[0], shared[0].Ref)
 		case shared[n-1].Ref.Scope != r.Ref.Scope: // the first of its node, because refs are in the order of scopes
-			p.warn(r, path, "The MAC address %s belongs to %s too. That works only while the two never meet in one network.", k[0], shared[0].Ref)
+			p.warn(r, path, "The MAC address %s is also used by %s. This works only if the two are never on the same network.", k[0], shared[0].Ref)
 		}
 	},
 }
@@ -234,7 +234,7 @@ const markKey = "converge.dev/mark"
 func checkMarks(st *Site, r *Resource, p *reporter) {
 	st.mapped.each(r, func(path []string, f *schema.Field, v any) {
 		if _, ok := objectOf(v)[markKey]; ok {
-			p.report(r, append(slices.Clone(path), markKey), "The key %s is where converge writes whose a thing is. Choose another.", markKey)
+			p.report(r, append(slices.Clone(path), markKey), "The key %s is reserved for converge's ownership mark. Choose another.", markKey)
 		}
 	})
 }

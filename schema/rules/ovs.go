@@ -15,11 +15,11 @@ const (
 
 // ovsRules report what the database would accept and the switch would then not do.
 var ovsRules = []Rule{
-	{"CV1161", "ovs-port-name", "Port is called like a bridge", "A port is not called like a bridge of its node", checks{sharedPortNames}},
-	{"CV1162", "ovs-vlan", "VLAN settings contradict each other", "The VLAN settings of a port fit its mode", checks{each{named(ovsPort), checkPortVLANs}}},
-	{"CV1163", "ovs-interface", "Interface does not fit its type", "An interface has the options that its type needs", checks{each{named(ovsPort), checkPortInterfaces}, patches}},
-	{"CV1164", "ovs-spanning-tree", "Two spanning tree protocols", "A bridge runs one spanning tree protocol", checks{each{named(ovsBridge), checkSpanningTree}}},
-	{"CV1165", "ovs-controller-target", "Controller is declared twice", "A bridge has one controller at a target", checks{sharedTargets}},
+	{"CV1161", "ovs-port-name", "Port has the name of a bridge", "A port must not have the name of a bridge of its node", checks{sharedPortNames}},
+	{"CV1162", "ovs-vlan", "VLAN settings contradict each other", "The VLAN settings of a port must match its mode", checks{each{named(ovsPort), checkPortVLANs}}},
+	{"CV1163", "ovs-interface", "Interface does not match its type", "An interface must have the options that its type needs", checks{each{named(ovsPort), checkPortInterfaces}, patches}},
+	{"CV1164", "ovs-spanning-tree", "Two spanning tree protocols", "A bridge may run only one spanning tree protocol", checks{each{named(ovsBridge), checkSpanningTree}}},
+	{"CV1165", "ovs-controller-target", "Controller is declared twice", "A bridge may have only one controller per target", checks{sharedTargets}},
 }
 
 var sharedPortNames = &sharing{
@@ -27,7 +27,7 @@ var sharedPortNames = &sharing{
 	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) { has(key{r.Ref.Name, r.Ref.Scope}) },
 	check: func(_ *Site, r *Resource, _ []string, _ key, shared []*Resource, _ int, p *reporter) {
 		if bridge := shared[0]; r.Ref.Kind == ovsPort { // no two ports of a node have one name
-			p.report(r, nil, "The bridge %s has a local port of that name, which comes and goes with it. Choose another name.", bridge.Ref)
+			p.report(r, nil, "The bridge %s has a local port of that name, which is created and deleted with it. Choose another name.", bridge.Ref)
 		}
 	},
 }
@@ -40,11 +40,11 @@ func checkPortVLANs(_ *Site, r *Resource, p *reporter) {
 	case mode == "access" && trunks:
 		p.report(r, []string{"trunks"}, "An access port carries one VLAN, its tag. Remove trunks, or change vlan_mode.")
 	case mode == "trunk" && tagged:
-		p.report(r, []string{"tag"}, "A trunk has no VLAN of its own. Remove tag, or use vlan_mode \"native-tagged\" or \"native-untagged\".")
+		p.report(r, []string{"tag"}, "A trunk port has no VLAN of its own. Remove tag, or use vlan_mode \"native-tagged\" or \"native-untagged\".")
 	case mode == "" && tagged && trunks:
-		p.report(r, []string{"trunks"}, "A port with a tag is an access port unless vlan_mode says otherwise. Remove one of the two, or give vlan_mode.")
+		p.report(r, []string{"trunks"}, "A port with a tag is an access port unless vlan_mode says otherwise. Remove tag or trunks, or set vlan_mode.")
 	case slices.Contains([]string{"native-tagged", "native-untagged", "dot1q-tunnel"}, mode) && !tagged:
-		p.report(r, []string{"vlan_mode"}, "With vlan_mode %q the port needs a tag.", mode)
+		p.report(r, []string{"vlan_mode"}, "With vlan_mode %q, the port needs a tag.", mode)
 	}
 }
 
@@ -57,9 +57,9 @@ func checkPortInterfaces(_ *Site, r *Resource, p *reporter) {
 	path := []string{"interface", "options"}
 	switch peer := textOf(options, "peer"); {
 	case sort == "patch" && peer == "":
-		p.report(r, path, "A patch needs options: {peer: …}, the name of the port at its other end.")
+		p.report(r, path, "A patch needs options: {peer: …}, the name of the port at the other end.")
 	case sort == "patch" && peer == r.Ref.Name:
-		p.report(r, append(path, "peer"), "The patch ends in itself. Name the port at its other end.")
+		p.report(r, append(path, "peer"), "The patch is its own peer. Name the port at the other end.")
 	case slices.Contains(tunnels, sort) && textOf(options, "remote_ip") == "":
 		p.report(r, path, "A tunnel needs options: {remote_ip: …}, an address or \"flow\".")
 	}
@@ -83,7 +83,7 @@ var patches = &sharing{
 			return // otherwise a port that others made
 		}
 		if peerOf(other) != r.Ref.Name {
-			p.report(r, path, "The port %s at the other end does not lead back here: give it type \"patch\" and the peer %q.", other.Ref, r.Ref.Name)
+			p.report(r, path, "The peer port %s does not point back here: set its type to \"patch\" and its peer to %q.", other.Ref, r.Ref.Name)
 		}
 	},
 }
@@ -98,7 +98,7 @@ func peerOf(r *Resource) string {
 
 func checkSpanningTree(_ *Site, r *Resource, p *reporter) {
 	if boolOf(r.Spec, "stp_enable") && boolOf(r.Spec, "rstp_enable") {
-		p.report(r, []string{"rstp_enable"}, "The bridge is to run both STP and RSTP. Enable one of the two.")
+		p.report(r, []string{"rstp_enable"}, "The bridge enables both STP and RSTP. Enable only one of the two.")
 	}
 }
 
@@ -109,7 +109,7 @@ var sharedTargets = &sharing{
 	},
 	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
 		if n > 0 {
-			p.report(r, path, "The bridge %s has a controller at %s already: %s. Remove one of the two.", textOf(r.Spec, "bridge"), k[0], shared[0].Ref)
+			p.report(r, path, "The bridge %s already has a controller at %s: %s. Remove one of the two.", textOf(r.Spec, "bridge"), k[0], shared[0].Ref)
 		}
 	},
 }

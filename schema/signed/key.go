@@ -29,7 +29,7 @@ func ParseName(text string) (ed25519.PublicKey, error) {
 	b64, ok := strings.CutPrefix(text, algorithm)
 	b, err := base64.StdEncoding.Strict().DecodeString(b64)
 	if !ok || err != nil || len(b) != ed25519.PublicKeySize || strings.ContainsAny(b64, "\r\n") {
-		return nil, fmt.Errorf("want %s and the %d bytes of a public key in base64", algorithm, ed25519.PublicKeySize)
+		return nil, fmt.Errorf("want %s followed by the %d bytes of a public key in base64", algorithm, ed25519.PublicKeySize)
 	}
 	return b, nil
 }
@@ -46,9 +46,9 @@ func ReadPublicKey(path string) (ed25519.PublicKey, error) {
 	block, rest := pem.Decode(data)
 	switch {
 	case block == nil:
-		return nil, fmt.Errorf("%s holds no public key: want PEM, as openssl pkey -pubout writes it, or a line with %sBASE64", path, algorithm)
+		return nil, fmt.Errorf("%s contains no public key: want PEM, as written by openssl pkey -pubout, or a line with %sBASE64", path, algorithm)
 	case strings.HasSuffix(block.Type, "PRIVATE KEY"):
-		return nil, fmt.Errorf("%s holds a private key, which belongs to its signer alone; take the public one out with openssl pkey -pubout", path)
+		return nil, fmt.Errorf("%s contains a private key, which only its signer should have; extract the public key with openssl pkey -pubout", path)
 	case block.Type != "PUBLIC KEY" || len(strings.TrimSpace(string(rest))) > 0:
 		return nil, fmt.Errorf("%s: want one block of type PUBLIC KEY", path)
 	}
@@ -58,7 +58,7 @@ func ReadPublicKey(path string) (ed25519.PublicKey, error) {
 	}
 	key, ok := parsed.(ed25519.PublicKey)
 	if !ok {
-		return nil, fmt.Errorf("%s holds a key for another algorithm, want ed25519", path)
+		return nil, fmt.Errorf("%s contains a key for another algorithm; want ed25519", path)
 	}
 	return key, nil
 }
@@ -73,16 +73,16 @@ func ReadPrivateKey(path string) (ed25519.PrivateKey, error) {
 	block, rest := pem.Decode(data)
 	switch {
 	case block == nil:
-		return nil, fmt.Errorf("%s holds no private key: want PKCS#8 in PEM, as openssl genpkey -algorithm ed25519 writes it", path)
+		return nil, fmt.Errorf("%s contains no private key: want PKCS#8 in PEM, as written by openssl genpkey -algorithm ed25519", path)
 	case block.Type == "ENCRYPTED PRIVATE KEY":
-		return nil, fmt.Errorf("the key in %s is encrypted, which converge does not read; decrypt it with openssl pkey", path)
+		return nil, fmt.Errorf("the key in %s is encrypted, which converge does not support; decrypt it with openssl pkey", path)
 	case block.Type == "PUBLIC KEY":
-		return nil, fmt.Errorf("%s holds a public key; to sign takes the private one", path)
+		return nil, fmt.Errorf("%s contains a public key; signing needs the private key", path)
 	case block.Type != "PRIVATE KEY" || len(strings.TrimSpace(string(rest))) > 0:
-		return nil, fmt.Errorf("%s: want one block of type PRIVATE KEY (PKCS#8), as openssl genpkey -algorithm ed25519 writes it", path)
+		return nil, fmt.Errorf("%s: want one block of type PRIVATE KEY (PKCS#8), as written by openssl genpkey -algorithm ed25519", path)
 	}
 	if mode.Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("others may use the key in %s (mode %04o): make it yours alone with chmod 600 %[1]s; if it was so for long, make a new one", path, mode.Perm())
+		return nil, fmt.Errorf("the key in %s is accessible to other users (mode %04o): restrict it with chmod 600 %[1]s, and generate a new key if it has long been exposed", path, mode.Perm())
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {
@@ -90,7 +90,7 @@ func ReadPrivateKey(path string) (ed25519.PrivateKey, error) {
 	}
 	key, ok := parsed.(ed25519.PrivateKey)
 	if !ok {
-		return nil, fmt.Errorf("%s holds a key for another algorithm, want ed25519: openssl genpkey -algorithm ed25519", path)
+		return nil, fmt.Errorf("%s contains a key for another algorithm; want ed25519: openssl genpkey -algorithm ed25519", path)
 	}
 	return key, nil
 }
@@ -109,7 +109,7 @@ func readFile(path string) (data []byte, mode os.FileMode, err error) {
 	case !info.Mode().IsRegular():
 		return nil, 0, fmt.Errorf("%s is not a regular file", path)
 	case info.Size() > maxKeyFile:
-		return nil, 0, fmt.Errorf("%s has %d bytes: that is no key", path, info.Size())
+		return nil, 0, fmt.Errorf("%s has %d bytes: too large for a key", path, info.Size())
 	}
 	data, err = io.ReadAll(io.LimitReader(f, maxKeyFile))
 	return data, info.Mode(), err

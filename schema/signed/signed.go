@@ -31,7 +31,7 @@ var (
 	// ErrEnvelope reports that something has the keys of an envelope but is not one.
 	ErrEnvelope = errors.New("the envelope is not valid")
 	// ErrSignature reports that a signature does not match the bytes, or matches no known key.
-	ErrSignature = errors.New("the signature fits neither a trusted key nor the key that it names")
+	ErrSignature = errors.New("the signature matches neither a trusted key nor the key that it names")
 )
 
 // A Signature is a signature and the key that it is said to match.
@@ -110,7 +110,7 @@ func Open(data []byte) (payload []byte, s *Signature, err error) {
 		return nil, nil, fmt.Errorf("%w: %s", ErrEnvelope, fmt.Sprintf(format, args...))
 	}
 	if len(data) > MaxSize {
-		return fail("it has %d bytes, at most %d are allowed", len(data), MaxSize)
+		return fail("it has %d bytes; at most %d are allowed", len(data), MaxSize)
 	}
 	in := jsontext.NewDecoder(bytes.NewReader(data)) // refuses duplicate names, and text that is not UTF-8
 	top, err := members(in, "payloadType", "payload", "signatures")
@@ -118,11 +118,11 @@ func Open(data []byte) (payload []byte, s *Signature, err error) {
 		return fail("%v", err)
 	}
 	if len(bytes.Trim(data[in.InputOffset():], " \t\r\n")) > 0 {
-		return fail("something follows it")
+		return fail("unexpected data after it")
 	}
 	var list []json.RawMessage
 	if err := json.Unmarshal(top["signatures"], &list); err != nil || len(list) != 1 {
-		return fail("signatures: want a list of one")
+		return fail("signatures: want a list with one element")
 	}
 	one, err := members(jsontext.NewDecoder(bytes.NewReader(list[0])), "sig", "keyid")
 	if err != nil {
@@ -131,7 +131,7 @@ func Open(data []byte) (payload []byte, s *Signature, err error) {
 	kind, ok := text(top["payloadType"])
 	switch {
 	case !ok:
-		return fail("payloadType: want a text")
+		return fail("payloadType: want a string")
 	case kind != PayloadType:
 		return fail("payloadType: want %s", PayloadType)
 	}
@@ -143,7 +143,7 @@ func Open(data []byte) (payload []byte, s *Signature, err error) {
 		return fail("signatures: sig: want %d bytes in base64", ed25519.SignatureSize)
 	}
 	if s.Key, ok = text(one["keyid"]); !ok && one["keyid"] != nil {
-		return fail("signatures: keyid: want a text")
+		return fail("signatures: keyid: want a string")
 	}
 	return payload, s, nil
 }
@@ -171,7 +171,7 @@ func resembles(data []byte) bool {
 
 // members reads an object that has the given names, and no others. All but keyid are required.
 func members(in *jsontext.Decoder, names ...string) (map[string]json.RawMessage, error) {
-	bad := errors.New("it is not a JSON object, or a name is there twice")
+	bad := errors.New("it is not a JSON object, or a name appears twice")
 	if t, err := in.ReadToken(); err != nil || t.Kind() != '{' {
 		return nil, bad
 	}
@@ -197,11 +197,11 @@ func members(in *jsontext.Decoder, names ...string) (map[string]json.RawMessage,
 		case ok:
 			known++
 		case name != "keyid":
-			return nil, fmt.Errorf("there is no %s", name)
+			return nil, fmt.Errorf("%s is missing", name)
 		}
 	}
 	if len(found) > known {
-		return nil, fmt.Errorf("it has a name other than %s", strings.Join(names, ", "))
+		return nil, fmt.Errorf("it has a field other than %s", strings.Join(names, ", "))
 	}
 	return found, nil
 }

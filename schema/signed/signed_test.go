@@ -170,16 +170,16 @@ func TestReadKeys(t *testing.T) {
 		"no such file": filepath.Join(dir, "none"), "regular file": pipe, "is not a regular": dir,
 		"mode 0640": write("group.key", 0o640, private), "mode 0604": write("others.key", 0o604, private),
 		"no private key": write("text.key", 0o600, []byte("canary")), "encrypted": write("enc.key", 0o600, block("ENCRYPTED PRIVATE KEY", []byte("canary"), nil)),
-		"holds a public key": write("pub.key", 0o600, public), "another algorithm": write("ec.key", 0o600, ecPrivate),
+		"contains a public key": write("pub.key", 0o600, public), "another algorithm": write("ec.key", 0o600, ecPrivate),
 		"PKCS#8": write("sec1.key", 0o600, block("EC PRIVATE KEY", []byte("canary"), nil)), "damaged": write("bad.key", 0o600, block("PRIVATE KEY", []byte("canary"), nil)),
-		"one block": write("two.key", 0o600, append(bytes.Clone(private), private...)), "that is no key": write("large.key", 0o600, make([]byte, 1<<20)),
+		"one block": write("two.key", 0o600, append(bytes.Clone(private), private...)), "too large for a key": write("large.key", 0o600, make([]byte, 1<<20)),
 	} {
 		if _, err := signed.ReadPrivateKey(path); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "canary") {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
 	for want, data := range map[string][]byte{
-		"no public key": []byte("canary"), "holds a private key": private, "another algorithm": ecPublic, "damaged": block("PUBLIC KEY", []byte("canary"), nil),
+		"no public key": []byte("canary"), "contains a private key": private, "another algorithm": ecPublic, "damaged": block("PUBLIC KEY", []byte("canary"), nil),
 		"one block": append(bytes.Clone(public), public...),
 	} {
 		if _, err := signed.ReadPublicKey(write("bad.pub", 0o644, data)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "canary") {

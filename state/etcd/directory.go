@@ -37,7 +37,7 @@ func (e *NoAnswerError) Error() string {
 	case e.Since.IsZero():
 		return fmt.Sprintf("%s is held by PID %d, which does not answer", e.Dir, e.PID)
 	}
-	return fmt.Sprintf("%s is held by PID %d since %s (%s), which does not answer", e.Dir, e.PID, e.Since.Format(time.DateTime), e.Command)
+	return fmt.Sprintf("%s has been held by PID %d since %s (%s), which does not answer", e.Dir, e.PID, e.Since.Format(time.DateTime), e.Command)
 }
 
 const (
@@ -93,14 +93,14 @@ func openDirectory(path, command string) (_ *directory, err error) {
 
 // unwritable adds to an error what to do where nothing can be written: the store cannot be used without writing.
 func unwritable(err error) error {
-	const reading = "also what only reads writes there: "
+	const reading = "even read-only commands write there: "
 	switch {
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w; %smake it and all in it writable for yourself, or run converge as its owner", err, reading)
+		return fmt.Errorf("%w; %smake it and everything in it writable for you, or run converge as its owner", err, reading)
 	case errors.Is(err, unix.EROFS):
-		return fmt.Errorf("%w; %smount it writable, or use a copy elsewhere", err, reading)
+		return fmt.Errorf("%w; %smount it read-write, or use a copy elsewhere", err, reading)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return fmt.Errorf("%w, also for what only reads: make room there", err)
+		return fmt.Errorf("%w; even read-only commands write there: free some space", err)
 	}
 	return err
 }
@@ -134,11 +134,11 @@ func private(dir *os.File) error {
 		return err
 	}
 	if s, ok := info.Sys().(*syscall.Stat_t); ok && int(s.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to the user with the id %d, not to you (%d): %w; run converge as its owner, or give it to yourself with chown -R",
+		return fmt.Errorf("%s is owned by the user with id %d, not by you (%d): %w; run converge as its owner, or change the owner with chown -R",
 			dir.Name(), s.Uid, os.Geteuid(), fs.ErrPermission)
 	}
 	if mode := info.Mode().Perm(); mode&0o022 != 0 {
-		return fmt.Errorf("%s has the mode %04o, so others can replace what is in it: %w; look at what it holds, then: chmod 700 %[1]s",
+		return fmt.Errorf("%s has mode %04o, so others can replace its contents: %w; check its contents, then run: chmod 700 %[1]s",
 			dir.Name(), mode, fs.ErrPermission)
 	}
 	return nil

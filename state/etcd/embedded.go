@@ -91,7 +91,7 @@ func startMember(ctx context.Context, o Options, d *directory, takeover bool, fa
 func (m *member) serve(d *directory) error {
 	listener, err := d.listen()
 	if err != nil {
-		return fmt.Errorf("listen at its socket: %w", err)
+		return fmt.Errorf("listen on its socket: %w", err)
 	}
 	// An answer to a write guarantees that what was written is in the directory, even where the client cannot check that itself.
 	prove := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, do grpc.UnaryHandler) (any, error) {
@@ -217,7 +217,7 @@ func tidy(ctx context.Context, client *clientv3.Client) error {
 	}
 	for _, a := range alarms.Alarms {
 		if a.Alarm == etcdserverpb.AlarmType_CORRUPT {
-			return errors.New("its data are damaged: etcd raised the alarm CORRUPT")
+			return errors.New("its data is corrupt: etcd raised the CORRUPT alarm")
 		}
 		if _, err := client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(a)); err != nil {
 			return explain(ctx, err)
@@ -252,6 +252,6 @@ func (f fatal) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
 			err = fmt.Errorf("%s: %w", e.Message, cause)
 		}
 	}
-	f.end(fmt.Errorf("it cannot go on: %w", err))
+	f.end(fmt.Errorf("it cannot continue: %w", err))
 	select {} // not Goexit: etcd's deferred calls would close channels that its other goroutines still send to
 }

@@ -468,9 +468,9 @@ func TestChecked(t *testing.T) {
 		name, says string
 		damage     func(data []byte)
 	}{
-		{"a page that goes on behind the end", "goes on to page", func(data []byte) { data[root+14] = 1 }},
+		{"a page that goes on behind the end", "extends to page", func(data []byte) { data[root+14] = 1 }},
 		{"a branch that grows from itself", "", func(data []byte) { branch(data[root:], uint64(root/size)) }},
-		{"a small bucket that contains itself", `"meta" has no page of its own`, func(data []byte) {
+		{"a small bucket that contains itself", `"meta" has branches, but no page of its own`, func(data []byte) {
 			head := append([]byte("meta"), make([]byte, 16)...) // its name, and that it has no page of its own
 			for at := bytes.Index(data, head); at >= 0; at = bytes.Index(data, head) {
 				branch(data[at+len(head):], 0)

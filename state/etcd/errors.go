@@ -53,10 +53,10 @@ func explain(ctx context.Context, err error) error {
 	case errors.Is(err, rpctypes.ErrAuthFailed):
 		return fmt.Errorf("wrong user name or password: %w", err)
 	case errors.Is(err, rpctypes.ErrUserEmpty):
-		return fmt.Errorf("it demands a user name and a password: %w", err)
+		return fmt.Errorf("it requires a user name and a password: %w", err)
 	case errors.Is(err, rpctypes.ErrNoLeader), errors.Is(err, rpctypes.ErrTimeout),
 		errors.Is(err, rpctypes.ErrTimeoutDueToLeaderFail), errors.Is(err, rpctypes.ErrTimeoutDueToConnectionLost):
-		return fmt.Errorf("it has no majority of its members at the moment: %w", err)
+		return fmt.Errorf("it has no quorum at the moment: %w", err)
 	case silent(err):
 		return fmt.Errorf("no answer: %w", err)
 	}

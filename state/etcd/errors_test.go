@@ -14,10 +14,10 @@ import (
 func TestOwnTimeout(t *testing.T) {
 	ended, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()
-	if err := explain(ended, rpctypes.ErrTimeout); !errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "majority") {
+	if err := explain(ended, rpctypes.ErrTimeout); !errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "quorum") {
 		t.Errorf("after the caller's time: %v, want context.DeadlineExceeded", err)
 	}
-	if err := explain(t.Context(), rpctypes.ErrTimeout); errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "majority") {
+	if err := explain(t.Context(), rpctypes.ErrTimeout); errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "quorum") {
 		t.Errorf("within the caller's time: %v, want that the majority is lost", err)
 	}
 }

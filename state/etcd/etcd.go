@@ -72,7 +72,7 @@ func Open(ctx context.Context, o Options) (state.KV, error) {
 	}
 	for i, e := range o.Endpoints {
 		if strings.Contains(e, "@") && !strings.HasPrefix(e, "unix:") { // the part before it would be shown with the address
-			return nil, fmt.Errorf("open etcd: endpoint %d names a user or a password: leave that out of the address", i+1)
+			return nil, fmt.Errorf("open etcd: endpoint %d contains a user or a password: remove it from the address", i+1)
 		}
 	}
 	switch {
@@ -81,7 +81,7 @@ func Open(ctx context.Context, o Options) (state.KV, error) {
 	case o.Dir != "":
 		return openShared(ctx, o)
 	}
-	return nil, errors.New("open the store: neither endpoints of etcd nor a directory are given")
+	return nil, errors.New("open the store: neither etcd endpoints nor a directory is set")
 }
 
 // kv implements state.KV.
@@ -166,12 +166,12 @@ func tlsConfig(o Options) (*tls.Config, error) {
 	}
 	if secure == 0 {
 		if o.CA != "" || o.Cert != "" || o.Key != "" {
-			return nil, errors.New("certificates are given, but no endpoint begins with https://")
+			return nil, errors.New("certificates are set, but no endpoint starts with https://")
 		}
 		return nil, nil
 	}
 	if secure < len(o.Endpoints) {
-		return nil, errors.New("either all endpoints begin with https:// or none")
+		return nil, errors.New("either all endpoints start with https:// or none")
 	}
 	read, err := files.ReadCertificates(o.CA, o.Cert, o.Key)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // hangs is how long a call waits before all members are checked for an answer, and how long they have for that.
 const hangs = time.Second
 
-var errHung = errors.New("the member that was asked does not answer any more")
+var errHung = errors.New("the etcd member stopped answering")
 
 // members are the endpoints of a cluster; those that hang are not used.
 type members struct {

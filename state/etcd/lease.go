@@ -180,7 +180,7 @@ func (l *lease) Close() error {
 		return err
 	})
 	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		return fmt.Errorf("give back a lease: %w", l.kv.failed(call, err))
+		return fmt.Errorf("revoke a lease: %w", l.kv.failed(call, err))
 	}
 	return nil
 }

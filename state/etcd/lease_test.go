@@ -96,7 +96,7 @@ func TestUnreachable(t *testing.T) {
 		"http://" + closed.Addr().String():   "connection refused",
 		"http://" + silent.Addr().String():   "timeout",
 		"unix://" + t.TempDir() + "/no.sock": "no such file",
-		"etcd.example:2379":                  "begins with neither",
+		"etcd.example:2379":                  "must start with http://, https:// or unix://",
 		"http://\x7f":                        "invalid",
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

@@ -19,7 +19,7 @@ type AwayError struct {
 
 // Error implements error.
 func (e *AwayError) Error() string {
-	return e.Path + " is not the one any more that was opened: it was removed, moved or covered"
+	return e.Path + " is no longer what was opened: it was removed, moved or mounted over"
 }
 
 // places are the files of a store as they were found. They are kept open, so that no other file can have their inode numbers.

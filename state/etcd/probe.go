@@ -53,7 +53,7 @@ func probe(ctx context.Context, endpoint string, config *tls.Config) error {
 	case "unix", "unixs":
 		network, address = "unix", u.Host+u.Path
 	default:
-		return errors.New("it begins with neither http://, https:// nor unix://")
+		return errors.New("it must start with http://, https:// or unix://")
 	}
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, network, address)
@@ -83,12 +83,12 @@ func probe(ctx context.Context, endpoint string, config *tls.Config) error {
 	var frame [9]byte
 	if _, err := io.ReadFull(conn, frame[:]); err != nil {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return errors.New("what listens there does not speak HTTP/2, or does so with TLS only")
+			return errors.New("the server there does not speak HTTP/2, or only with TLS")
 		}
 		return err
 	}
 	if frame[3] != 4 {
-		return errors.New("what listens there does not speak HTTP/2")
+		return errors.New("the server there does not speak HTTP/2")
 	}
 	return nil
 }

@@ -244,7 +244,7 @@ func TestCertificateFiles(t *testing.T) {
 	for want, change := range map[string]func(*etcd.Options){
 		"/dev/zero: it is a device":   func(o *etcd.Options) { o.CA = "/dev/zero" },
 		pipe + ": it is a named pipe": func(o *etcd.Options) { o.Cert = pipe },
-		"everybody on this machine may read or write " + open + " (mode 0644): run chmod o-rw": func(o *etcd.Options) { o.Key = open },
+		"anyone on this machine can read or write " + open + " (mode 0644): run chmod o-rw": func(o *etcd.Options) { o.Key = open },
 	} {
 		o := good
 		change(&o)

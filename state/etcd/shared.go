@@ -201,7 +201,7 @@ func (kv *kv) endLeases(ctx context.Context) error {
 	for _, l := range leases.Leases {
 		gone, err := kv.share.gone(l.ID)
 		if err != nil {
-			return fmt.Errorf("find out whose lease that is: %w", err)
+			return fmt.Errorf("find the owner of a lease: %w", err)
 		}
 		if !gone {
 			continue

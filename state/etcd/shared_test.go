@@ -225,7 +225,7 @@ func TestSuspendedServer(t *testing.T) {
 	named := func(what string, err error) {
 		t.Helper()
 		var silent *NoAnswerError
-		want := fmt.Sprintf("%s is held by PID %d since ", dir, server.Process.Pid)
+		want := fmt.Sprintf("%s has been held by PID %d since ", dir, server.Process.Pid)
 		if !errors.As(err, &silent) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "(converge apply site.cue), which does not answer") {
 			t.Errorf("%s: %v", what, err)
 		}

@@ -239,14 +239,14 @@ func reopen(t *testing.T, dir string, acknowledged, flushed int) opening {
 		o.outcome = "is wrong without a word"
 	case failed && strings.HasPrefix(text, "opened"):
 		o.outcome = "fails later without saying why"
-		if strings.Contains(problem, "/converge/s/resource/") && strings.Contains(problem, "is damaged") {
+		if strings.Contains(problem, "/converge/s/resource/") && strings.Contains(problem, "is corrupt") {
 			o.outcome = caught
-		} else if strings.Contains(problem, dir) && strings.Contains(problem, "damaged") {
+		} else if strings.Contains(problem, dir) && strings.Contains(problem, "is corrupt") {
 			o.outcome = refused
 		}
 	case failed:
 		o.outcome = "refuses without saying why"
-		if strings.Contains(problem, dir) && strings.Contains(problem, "damaged") && strings.Contains(problem, "backup") {
+		if strings.Contains(problem, dir) && strings.Contains(problem, "its data is corrupt") && strings.Contains(problem, "backup") {
 			o.outcome = refused
 		}
 	default:
@@ -581,11 +581,11 @@ func TestTortureForbiddenDirectory(t *testing.T) {
 				}
 				return errors.Join(err, os.Chown(path, nobody, nobody), os.Chmod(path, mode))
 			})
-		}, "CONVERGE_TORN_UID=65534", "permission denied; also what only reads writes there: make it and all in it writable", 0},
+		}, "CONVERGE_TORN_UID=65534", "permission denied; even read-only commands write there: make it and everything in it writable", 0},
 		"files of another owner": {func(dir string) error {
 			return errors.Join(os.Chown(dir, nobody, nobody), os.Chown(filepath.Join(dir, "lock"), nobody, nobody))
-		}, "CONVERGE_TORN_UID=65534", "permission denied; also what only reads writes there: make it and all in it writable", 0},
-		"read-only file system": {func(string) error { return nil }, "CONVERGE_TORN_READONLY=1", "read-only file system; also what only reads writes there: mount it writable, or use a copy elsewhere", syscall.CLONE_NEWNS},
+		}, "CONVERGE_TORN_UID=65534", "permission denied; even read-only commands write there: make it and everything in it writable", 0},
+		"read-only file system": {func(string) error { return nil }, "CONVERGE_TORN_READONLY=1", "read-only file system; even read-only commands write there: mount it read-write, or use a copy elsewhere", syscall.CLONE_NEWNS},
 	}
 	covered := torture.Cover(t, "directories", slices.Collect(maps.Keys(cases)))
 	for name, c := range cases {
@@ -605,7 +605,7 @@ func TestTortureForbiddenDirectory(t *testing.T) {
 		out, _ := cmd.CombinedOutput()
 		late := ctx.Err()
 		cancel()
-		if text := string(out); late != nil || !strings.HasPrefix(text, "error:") || !strings.Contains(text, dir) || !strings.Contains(text, c.want) || strings.Contains(text, "damaged") {
+		if text := string(out); late != nil || !strings.HasPrefix(text, "error:") || !strings.Contains(text, dir) || !strings.Contains(text, c.want) || strings.Contains(text, "corrupt") {
 			t.Errorf("%s: %v, %s", name, late, text)
 		}
 		covered.Reach(name)

@@ -43,7 +43,7 @@ func whole(ctx context.Context, data string) error {
 		return fmt.Errorf("read the write-ahead log: %w", err)
 	}
 	if applied > last {
-		return fmt.Errorf("its write-ahead log ends with entry %d, and its data have entry %d: the end of the log is lost", last, applied)
+		return fmt.Errorf("its write-ahead log ends at entry %d, but its data contains entry %d: the end of the log is lost", last, applied)
 	}
 	return nil
 }
@@ -165,7 +165,7 @@ type DamagedDataError struct {
 }
 
 func (e *DamagedDataError) Error() string {
-	return fmt.Sprintf("its data are damaged: %v; move %s away, and put a copy from a backup in its place", e.Err, e.Dir)
+	return fmt.Sprintf("its data is corrupt: %v; move %s away, and put a backup copy in its place", e.Err, e.Dir)
 }
 
 // Unwrap returns the cause.
@@ -179,6 +179,6 @@ func held(err error) bool {
 	return errors.Is(err, berrors.ErrTimeout) || errors.Is(err, fileutil.ErrLocked)
 }
 
-var errUnchecked = errors.New("nothing could look at it")
+var errUnchecked = errors.New("the check could not be run")
 
 var errSlow = fmt.Errorf("it did not answer within %s", startTimeout)

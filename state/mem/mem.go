@@ -166,7 +166,7 @@ func (db *db) commit(guards []state.Guard, ops []state.Op) (int64, error) {
 	}
 	for _, op := range ops {
 		if l, ok := op.Lease.(*lease); ok && !db.leases[l] {
-			return 0, fmt.Errorf("put %s: the lease has run out", op.Key)
+			return 0, fmt.Errorf("put %s: the lease has expired", op.Key)
 		}
 	}
 	var changes []state.Change

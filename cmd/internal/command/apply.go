@@ -35,17 +35,17 @@ type applying struct {
 
 // bindApproving adds the flags that replace an answer.
 func (f *applying) bindApproving(c *cobra.Command) {
-	c.Flags().BoolVar(&f.approve, "auto-approve", false, "do not ask; what cannot be undone exactly needs -approve all the same")
-	c.Flags().StringVar(&f.approval, "approve", "", "approve of the one plan with this `digest`, also of what it cannot undo; converge plan shows it")
+	c.Flags().BoolVar(&f.approve, "auto-approve", false, "do not ask for approval; steps that cannot be undone exactly still need -approve")
+	c.Flags().StringVar(&f.approval, "approve", "", "approve only the plan with this `digest` (see converge plan), even if it cannot be undone exactly")
 }
 
 func (f *applying) bindApplying(c *cobra.Command, otherwise string) {
-	c.Flags().StringVar(&f.onFailure, "on-failure", otherwise, "when a step fails: rollback, stop or continue, a `way`")
+	c.Flags().StringVar(&f.onFailure, "on-failure", otherwise, "`action` when a step fails: rollback, stop or continue")
 	_ = c.RegisterFlagCompletionFunc("on-failure", cobra.FixedCompletions(onFailures, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // applyOtherwise says what to do where nobody can be asked.
-const applyOtherwise = "Apply a saved plan (converge plan -out=tfplan), or give -auto-approve."
+const applyOtherwise = "Apply a saved plan (converge plan -out=tfplan), or use -auto-approve."
 
 var onFailures = []string{string(apply.Rollback), string(apply.Stop), string(apply.Continue)}
 
@@ -57,25 +57,25 @@ func (f *applying) check() error {
 	case apply.Rollback, apply.Stop, apply.Continue, "":
 		return nil
 	}
-	return &view.Problem{What: fmt.Sprintf("-on-failure: there is no way %q", f.onFailure), Fix: "It is rollback, stop or continue." + nearest.DidYouMean(f.onFailure, onFailures)}
+	return &view.Problem{What: fmt.Sprintf("invalid -on-failure %q", f.onFailure), Fix: "Use rollback, stop or continue." + nearest.DidYouMean(f.onFailure, onFailures)}
 }
 
 func (a *app) applyCommand() *cobra.Command {
 	var f applying
 	c := lines(&cobra.Command{
 		Use:   "apply [PLANFILE | DOCUMENT...]",
-		Short: "Bring the site to what the document says",
-		Long: `Carry out a saved plan exactly as it is, or plan, show the plan, ask, and carry it
-out. A saved plan is applied without a question, and only once; on a terminal there is
-one question when it does what cannot be undone exactly. A file that was edited or
-damaged, or that was saved with another store, is refused.
+		Short: "Make the site match the document",
+		Long: `Apply a saved plan exactly as it is; without one, make a plan, show it, ask for
+approval, and apply it. A saved plan is applied without asking, and only once; on a
+terminal, a plan with steps that cannot be undone exactly still asks once. A plan file
+that was edited, damaged, or saved with another store is refused.
 
-Each step is seen to be done before the next one that needs it begins. When a step
-fails, everything that was done is undone and looked at again (exit status 3), unless
--on-failure says otherwise. What cannot be undone exactly runs last, and only when the
-plan was approved by its digest: with -approve, or with yes to the question that names
-it. Press Ctrl-C once to let calls in flight end, drop what is only waited for, and start
-nothing more; converge resume goes on from there.`,
+Each step is verified before the next step that needs it starts. When a step fails,
+everything done so far is reverted and verified by observing again (exit status 3),
+unless -on-failure says otherwise. Steps that cannot be undone exactly run last, and
+only when the plan was approved by its digest: with -approve, or by answering yes to the
+prompt that lists them. Press Ctrl-C once to let calls in flight finish, drop pending
+waits, and start nothing new; converge resume continues from there.`,
 		Example: `  converge apply site.cue
   converge apply tfplan
   converge apply -auto-approve -on-failure=stop site.cue
@@ -83,7 +83,7 @@ nothing more; converge resume goes on from there.`,
   converge apply -json tfplan`,
 		ValidArgsFunction: completeDocuments,
 	})
-	c.Flags().BoolVar(&f.destroy, "destroy", false, "destroy everything that is recorded")
+	c.Flags().BoolVar(&f.destroy, "destroy", false, "destroy everything recorded in state")
 	f.bindRefresh(c)
 	f.bindApproving(c)
 	f.bindApplying(c, string(apply.Rollback))
@@ -96,12 +96,12 @@ func (a *app) destroyCommand() *cobra.Command {
 	f := applying{planning: planning{destroy: true}}
 	c := lines(&cobra.Command{
 		Use:   "destroy [DOCUMENT...]",
-		Short: "Destroy everything that is recorded for the site",
-		Long: `Plan the destruction of everything that converge made or adopted for the site, show
-it, ask, and carry it out. What is protected stays, and so does everything that
-converge does not manage. The same as: converge apply -destroy
+		Short: "Destroy everything recorded for the site",
+		Long: `Plan the destruction of everything that converge created or adopted for the site, show
+the plan, ask for approval, and apply it. Protected resources stay, and so does
+everything that converge does not manage. Same as: converge apply -destroy
 
-In automation (CI, CONVERGE_IN_AUTOMATION) the budget of the document's policy holds
+In automation (CI, CONVERGE_IN_AUTOMATION) the budget in the document's policy applies
 unless -max-destroy allows more.`,
 		Example: `  converge destroy
   converge plan -destroy; converge destroy -approve=9b1f27c04de81a35`,
@@ -187,13 +187,13 @@ func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
 	if f.approve || f.approval != "" || p.Empty() { // the engine knows whether it is the approval of this plan
 		return nil
 	}
-	above, all := "what is shown above", "all shown above"
+	above, all := "the actions shown above", "all shown above"
 	if a.flags.layout.Summary {
-		above, all = "what is counted above", "which converge plan shows"
+		above, all = "the actions counted above", "listed by converge plan"
 	}
-	question := "Do you want to perform these actions?\n  converge will do " + above + "."
+	question := "Do you want to perform these actions?\n  converge will perform " + above + "."
 	if f.destroy {
-		question = "Do you really want to destroy all of this?\n  converge will do " + above + ". What is destroyed does not come back."
+		question = "Do you really want to destroy all of this?\n  converge will perform " + above + ". Destroyed objects cannot be recovered."
 	}
 	if late := p.Irreversible(); len(late) > 0 {
 		question += "\n\n  These cannot be undone exactly:"
@@ -216,7 +216,7 @@ func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
 func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, saved *plan.File) (err error) {
 	for _, name := range []string{"destroy", "target", "exclude", "replace", "max-destroy", "allow-missing", "sweep", "refresh"} {
 		if flag := c.Flags().Lookup(name); flag != nil && flag.Changed {
-			return &view.Problem{What: "a saved plan is applied as it is: -" + name + " has no place here", Fix: "Give it to converge plan."}
+			return &view.Problem{What: "a saved plan is applied as is: -" + name + " cannot be used with it", Fix: "Pass it to converge plan instead."}
 		}
 	}
 	if _, err := a.schema(); err != nil { // the view needs to know which fields are secret
@@ -226,7 +226,7 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 	s, err := a.open(ctx, &schema.Document{Site: p.Site}, c.Flags().Args())
 	if errors.Is(err, errOtherSite) {
 		return &engine.RefusedError{Refusals: []plan.Refusal{plan.Refuse(schema.Ref{},
-			"the plan is for site "+p.Site.Name+", and -site, "+envSite+" or "+config.Name+" name another", "correct one of them")}}
+			"the plan is for site "+p.Site.Name+", but -site, "+envSite+" or "+config.Name+" names another", "correct one of them")}}
 	}
 	if err != nil {
 		return err
@@ -266,7 +266,7 @@ const maxPlan = 512 << 20
 func isPlan(path string) (bool, error) {
 	f, err := files.Open(path)
 	if errors.Is(err, fs.ErrNotExist) && path != load.Stdin {
-		return false, &view.Problem{What: "there is no file " + path, Fix: "A plan is saved with: converge plan -out=FILE", Err: err}
+		return false, &view.Problem{What: "no such file: " + path, Fix: "Save a plan with: converge plan -out=FILE", Err: err}
 	}
 	if err != nil {
 		return false, nil // reading it as a document reports what is wrong
@@ -305,7 +305,7 @@ func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f 
 	switch {
 	case err != nil && started && !errors.Is(err, engine.ErrInterrupted):
 		return &openRun{run: res.Run.ID, err: &view.Problem{
-			What: "run " + res.Run.ID + " is open: its end could not be reached", Where: err.Error(), Err: err,
+			What: "run " + res.Run.ID + " is still open: it could not be finished", Where: err.Error(), Err: err,
 			Fix: s.remembered(res.Run.ID),
 		}}
 	case err != nil:
@@ -335,13 +335,13 @@ func (s *session) remembered(run string) string {
 	}
 	switch {
 	case errors.As(err, new(*etcd.AwayError)):
-		return "Put the store back where it was, or mount it again; then settle the run with: converge resume " + run + "\nIf it is lost, put a backup in its place, then: converge state restored"
+		return "Put the store back where it was, or mount it again; then run: converge resume " + run + "\nIf it is lost, restore a backup in its place, then run: converge state restored"
 	case err == nil:
-		return "The journal is intact. When that is mended, settle it with: converge resume " + run
+		return "The journal is intact. Once the error is fixed, run: converge resume " + run
 	case errors.Is(err, state.ErrNotFound):
-		return "The store does not have this run any more: it was emptied, or another one answers. Restore a backup, then: converge state restored\nWithout one, record again what bears our mark: converge state rebuild DOC, then: converge state restored"
+		return "The store no longer has this run: it was emptied, or a different store answers. Restore a backup, then run: converge state restored\nWithout a backup, record the objects that carry this site's mark again: converge state rebuild DOC, then run: converge state restored"
 	}
-	return "The journal could not be read: " + err.Error() + "\nWhen that is mended, settle it with: converge resume " + run
+	return "The journal could not be read: " + err.Error() + "\nOnce that is fixed, run: converge resume " + run
 }
 
 // An openRun is an error that leaves a run open.

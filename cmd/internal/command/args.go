@@ -34,7 +34,7 @@ func (a *app) arguments(root *cobra.Command, args []string) ([]string, error) {
 	for _, name := range []string{envArgs, envArgs + "_" + strings.ReplaceAll(strings.Join(path, "_"), "-", "_")} {
 		words, err := shlex.Split(a.env[name])
 		if err != nil {
-			return args, &view.Problem{What: "the environment variable " + name + " cannot be read", Where: err.Error()}
+			return args, &view.Problem{What: "environment variable " + name + " cannot be parsed", Where: err.Error()}
 		}
 		more = append(more, doubleDashes(words, takes)...)
 	}
@@ -82,8 +82,8 @@ func doubleDashes(args []string, takes map[string]bool) []string {
 
 // wanted says what flags of a type accept.
 var wanted = map[string]string{
-	"bool": "true or false", "duration": "a duration such as 90s", "int": "a whole number", "int64": "a whole number", "uint32": "a whole number that is not negative",
-	"uint64": "a whole number that is not negative",
+	"bool": "true or false", "duration": "a duration such as 90s", "int": "an integer", "int64": "an integer", "uint32": "a non-negative integer",
+	"uint64": "a non-negative integer",
 }
 
 // flagError explains what is wrong with a flag.
@@ -93,7 +93,7 @@ func flagError(c *cobra.Command, err error) error {
 	if errors.As(err, &wrong) {
 		if want := wanted[wrong.GetFlag().Value.Type()]; want != "" {
 			return &view.Problem{
-				What: fmt.Sprintf("-%s is %q; want %s", wrong.GetFlag().Name, wrong.GetValue(), want), Fix: "See: " + c.CommandPath() + " -help", Err: err,
+				What: fmt.Sprintf("invalid -%s %q: want %s", wrong.GetFlag().Name, wrong.GetValue(), want), Fix: "See: " + c.CommandPath() + " -help", Err: err,
 			}
 		}
 	}
@@ -134,20 +134,20 @@ func meant(c *cobra.Command, args []string) (err error) {
 		}
 		switch {
 		case empty:
-			refuse(fmt.Sprintf("-%s is empty", f.Name), "Give it a value, or leave it out.")
+			refuse(fmt.Sprintf("-%s is empty", f.Name), "Give it a value or omit it.")
 		case wanted[kind] != "" && strings.HasPrefix(text, "-"):
-			refuse(fmt.Sprintf("-%s is %s: want no less than 0", f.Name, text), "")
+			refuse(fmt.Sprintf("invalid -%s %s: want 0 or more", f.Name, text), "")
 		}
 		for _, group := range f.Annotations[exclusive] {
 			for _, other := range strings.Fields(group) {
 				if other != f.Name && c.Flags().Changed(other) {
-					refuse(fmt.Sprintf("-%s and -%s do not go together", f.Name, other), "Give one of them.")
+					refuse(fmt.Sprintf("-%s and -%s cannot be used together", f.Name, other), "Use only one of them.")
 				}
 			}
 		}
 	})
 	if !c.DisableFlagParsing && slices.ContainsFunc(args, blank) { // a shell that completes words asks for those with an empty prefix
-		refuse("an argument of "+c.CommandPath()+" is empty", "Give it a value, or leave it out.")
+		refuse("an argument to "+c.CommandPath()+" is empty", "Give it a value or omit it.")
 	}
 	return err
 }
@@ -174,7 +174,7 @@ func subcommand(c *cobra.Command, args []string) error {
 	}
 	instead := nearest.DidYouMean(args[0], names)
 	if use := elsewhere[strings.TrimPrefix(c.CommandPath()+" "+args[0], "converge ")]; use != "" {
-		instead = "Here it is: " + use + "."
+		instead = "Instead, use " + use + "."
 	}
 	return &view.Problem{
 		What: fmt.Sprintf("%s has no command %q", c.CommandPath(), args[0]),
@@ -193,13 +193,13 @@ func onlySubcommand(c *cobra.Command, args []string) error {
 // elsewhere says what replaces a command that other tools of this kind have.
 var elsewhere = map[string]string{
 	"taint":      "converge plan -replace=SCOPE/KIND/NAME",
-	"refresh":    "converge drift, which looks and changes nothing; every plan looks anew",
+	"refresh":    "converge drift, which observes without changing anything; every plan observes again",
 	"output":     "converge inventory -json, or converge state show SCOPE/KIND/NAME",
 	"workspace":  "-site=NAME for another site in the same store, -chdir=DIR for another workspace",
 	"login":      "the certificates in converge.yaml",
-	"console":    "cue eval, with the schema of converge schema -format=cue",
+	"console":    "cue eval with the schema from converge schema -format=cue",
 	"state pull": "converge state list -json",
-	"state push": "converge state rebuild SITE.cue, which records again what bears our mark",
+	"state push": "converge state rebuild SITE.cue, which records the objects that carry this site's mark again",
 }
 
 // exactly, between and atLeast check the number of arguments.
@@ -222,7 +222,7 @@ func between(least, most int) cobra.PositionalArgs {
 		if len(args) == 1 {
 			were = "was"
 		}
-		what := fmt.Sprintf("%s takes %s, and %d %s given", c.CommandPath(), takes, len(args), were)
+		what := fmt.Sprintf("%s takes %s, but %d %s given", c.CommandPath(), takes, len(args), were)
 		return &view.Problem{What: what, Fix: "Usage: " + strings.ReplaceAll(c.UseLine(), " [flags]", "")}
 	}
 }

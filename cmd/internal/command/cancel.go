@@ -21,18 +21,18 @@ const cancelPause = 100 * time.Millisecond
 func (a *app) cancelCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cancel [RUN]",
-		Short: "End a run that another process carries out",
-		Long: `Ask the process that carries out a run to end it, as Ctrl-C there would: calls in
-flight end, what is only waited for is dropped, nothing more is started, and the run
-stays open. It is asked through the store, wherever it runs, and obeys within seconds.
-Then say what became of the run: converge resume goes on with it, converge rollback
-undoes it where that can be done. With a RUN nothing but that run is cancelled.
+		Short: "Cancel a run in another process",
+		Long: `Ask the process that is executing a run to stop it, as Ctrl-C would there: calls in
+flight finish, pending waits are dropped, nothing new is started, and the run stays
+open. The request goes through the store, wherever the process runs, and takes effect
+within seconds. Then report the outcome: converge resume continues the run, and converge
+rollback rolls it back where possible. With a RUN, only that run is cancelled.
 
-With -json there is one object, with run, status, steps, done and cancelled. That is
-false when the process did not end the run because it was asked: the run had come to
-its end before, or the process was lost.
+With -json, print one object with run, status, steps, done and cancelled. The last is
+false when the process did not stop the run because of the request: the run had already
+finished, or the process was lost.
 
-Interrupted, the command stops waiting; what it asked for still stands.`,
+If interrupted, the command stops waiting; the request still stands.`,
 		Example: `  converge cancel
   converge cancel 20261120-121537.042-9f3a01`,
 		Args:              between(0, 1),
@@ -65,7 +65,7 @@ func (s *session) cancel(ctx context.Context, id string) error {
 	} else if err != nil {
 		return err
 	}
-	s.view.Note(fmt.Sprintf("Asked %s (PID %d) to end run %s; waiting until what is under way has ended.", holder.Who, holder.PID, holder.Run))
+	s.view.Note(fmt.Sprintf("Asked %s (PID %d) to stop run %s; waiting for work in progress to finish.", holder.Who, holder.PID, holder.Run))
 	err = retry.Policy{First: cancelPause}.Do(ctx, func() (over bool, err error) {
 		now, err := s.store.LockInfo(ctx)
 		return err != nil || now == nil || now.ID != holder.ID, err
@@ -86,13 +86,13 @@ func (s *session) cancel(ctx context.Context, id string) error {
 		return s.printJSON(map[string]any{"run": run.ID, "status": run.Status, "steps": run.Steps, "done": run.Done, "cancelled": run.Cancelled == holder.Epoch})
 	}
 	if run.Status != state.RunOpen {
-		s.print(fmt.Sprintf("Run %s had come to its end before: it ended %s.\n", run.ID, run.Stands()))
+		s.print(fmt.Sprintf("Run %s had already finished: %s.\n", run.ID, run.Stands()))
 		return nil
 	}
-	became := fmt.Sprintf("Run %s is cancelled: %d of %s done, and the journal is intact.\n", run.ID, run.Done, view.Count(run.Steps, "step"))
+	became := fmt.Sprintf("Run %s was cancelled: %d of %s done; the journal is intact.\n", run.ID, run.Done, view.Count(run.Steps, "step"))
 	if run.Cancelled != holder.Epoch {
-		became = fmt.Sprintf("Run %s was left, not ended in order: %s (PID %d) lost the lock of the site without an answer. It was killed or frozen, or cannot reach the store; it begins nothing more. "+
-			"%d of %s done; what was under way is found out when the run is resumed or rolled back.\n", run.ID, holder.Who, holder.PID, run.Done, view.Count(run.Steps, "step"))
+		became = fmt.Sprintf("Run %s did not stop cleanly: %s (PID %d) lost the site lock without answering. It was killed or frozen, or cannot reach the store; it starts nothing more. "+
+			"%d of %s done; the outcome of work in progress is determined when the run is resumed or rolled back.\n", run.ID, holder.Who, holder.PID, run.Done, view.Count(run.Steps, "step"))
 	}
 	s.print(became + view.Settling(run, engine.Undoable(ctx, s.store, run)))
 	return nil
@@ -108,21 +108,21 @@ func (s *session) notRunning(ctx context.Context, id string, holder *state.LockI
 		if id != "" && r.ID != id || id == "" && r.Status != state.RunOpen {
 			continue
 		}
-		p := &view.Problem{What: fmt.Sprintf("run %s has ended %s", r.ID, r.Stands())}
+		p := &view.Problem{What: fmt.Sprintf("run %s has already finished: %s", r.ID, r.Stands())}
 		if undoable := engine.Undoable(ctx, s.store, r); r.Status == state.RunOpen || r.Status == state.RunPartial {
-			p.What = "no process carries out run " + r.ID
+			p.What = "no process is executing run " + r.ID
 			p.Fix = strings.TrimSpace(view.Settling(r, undoable))
 		} else if undoable {
-			p.Fix = "To undo it: converge rollback " + r.ID
+			p.Fix = "To roll it back: converge rollback " + r.ID
 		}
 		return p
 	}
 	switch {
 	case id != "":
-		_, err := s.run(ctx, id, "there is no run "+id)
+		_, err := s.run(ctx, id, "no such run: "+id)
 		return err
 	case holder != nil:
-		return &view.Problem{What: "no run is under way", Where: fmt.Sprintf("%s holds the lock of the site for another operation: %s", holder.Who, holder.Operation)}
+		return &view.Problem{What: "no run is in progress", Where: fmt.Sprintf("%s holds the site lock for another operation: %s", holder.Who, holder.Operation)}
 	}
-	return &view.Problem{What: "no run is under way", Fix: "See: converge runs"}
+	return &view.Problem{What: "no run is in progress", Fix: "See: converge runs"}
 }

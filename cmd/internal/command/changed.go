@@ -28,13 +28,13 @@ func (f *planning) checkRefresh() error {
 	case f.refresh == "", f.refresh == refreshAll:
 		return nil
 	case f.refresh != refreshChanged:
-		fix := "It is all or changed." + nearest.DidYouMean(f.refresh, []string{refreshAll, refreshChanged})
+		fix := "Use all or changed." + nearest.DidYouMean(f.refresh, []string{refreshAll, refreshChanged})
 		if f.refresh == "false" {
-			fix = "A plan is always made of what is there: changed looks at what the document changes, and at nothing else."
+			fix = "A plan always observes the site: changed observes only what the document changes."
 		}
-		return &view.Problem{What: fmt.Sprintf("-refresh: there is no way %q", f.refresh), Fix: fix}
+		return &view.Problem{What: fmt.Sprintf("invalid -refresh %q", f.refresh), Fix: fix}
 	case f.destroy, f.sweep, len(f.target)+len(f.exclude)+len(f.replace) > 0:
-		return &view.Problem{What: "-refresh=changed says what the plan is about: -destroy, -sweep, -target, -exclude and -replace have no place beside it"}
+		return &view.Problem{What: "-refresh=changed decides what the plan covers: -destroy, -sweep, -target, -exclude and -replace cannot be used with it"}
 	}
 	return nil
 }
@@ -66,7 +66,7 @@ func (r *revised) Read(ctx context.Context, refs []schema.Ref) (*schema.Document
 	case doc == nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case doc == nil:
-		return nil, &engine.WholeError{Reason: "what the document changes does not pass for itself"}
+		return nil, &engine.WholeError{Reason: "the part that the document changes is not valid on its own"}
 	}
 	doc.Site, doc.Author = r.doc.Site, r.doc.Author
 	return doc, nil
@@ -79,7 +79,7 @@ func (s *session) planChanged(ctx context.Context, e *engine.Engine, doc *schema
 	if !errors.As(err, &whole) {
 		return p, err
 	}
-	s.view.Note("The whole site is looked at: " + whole.Reason + ".")
+	s.view.Note("Observing the whole site: " + whole.Reason + ".")
 	if doc.Resources == nil {
 		if doc, err = s.stored(ctx, doc.Site.Serial); err != nil {
 			return nil, err

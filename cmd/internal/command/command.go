@@ -101,7 +101,7 @@ func (a *app) end(args []string, err error) int {
 	switch {
 	case werr == nil || errors.Is(werr, syscall.EPIPE): // a reader that has read enough is not a failure
 	case a.acted:
-		a.say("Warning: standard output: " + werr.Error() + "\n  What was done is done, and the exit status tells of that.\n")
+		a.say("Warning: standard output: " + werr.Error() + "\n  Changes already made stand; the exit status reflects them.\n")
 	default:
 		a.say("Error: standard output: " + werr.Error() + "\n")
 		if code == exitDone || code == exitDifferent { // which mean that nothing failed
@@ -183,10 +183,10 @@ func (a *app) root() *cobra.Command {
 	cobra.EnableCommandSorting = false // ours is the order in which they are needed
 	root := &cobra.Command{
 		Use:   "converge",
-		Short: "Bring a site to what its document says",
-		Long: `converge brings a GPU-cloud site to what its document says: it validates the
-document, looks at the site, plans the difference, applies it, and when a step
-fails it undoes what it did and proves it by looking again.
+		Short: "Make a site match its document",
+		Long: `converge makes a GPU-cloud site match its document: it validates the document,
+observes the site, plans the difference, applies it, and when a step fails it
+reverts what it did and verifies that by observing again.
 
 Both -flag and --flag are accepted.`,
 		Version:       a.sys.Version,
@@ -203,9 +203,9 @@ Both -flag and --flag are accepted.`,
 	root.SetFlagErrorFunc(flagError)
 	root.AddGroup(
 		&cobra.Group{ID: groupMain, Title: "Main commands:"},
-		&cobra.Group{ID: groupLook, Title: "Documents and what is there:"},
+		&cobra.Group{ID: groupLook, Title: "Documents and resources:"},
 		&cobra.Group{ID: groupRuns, Title: "Runs:"},
-		&cobra.Group{ID: groupState, Title: "What converge remembers:"},
+		&cobra.Group{ID: groupState, Title: "State, holds and locks:"},
 		&cobra.Group{ID: groupTools, Title: "Tools:"},
 	)
 	root.SetHelpCommandGroupID(groupTools)

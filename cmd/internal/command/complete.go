@@ -111,7 +111,7 @@ func (a *app) completePlansAndRuns(c *cobra.Command, args []string, begun string
 	paths, _ := filepath.Glob(begun + "*") // an invalid pattern matches nothing
 	for _, path := range paths {
 		if saved, err := isPlan(path); err == nil && saved {
-			words = append(words, path+"\ta saved plan")
+			words = append(words, path+"\tsaved plan")
 		}
 	}
 	return append(words, runs...), cobra.ShellCompDirectiveKeepOrder // where nothing matches, the shell offers files

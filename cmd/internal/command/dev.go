@@ -23,7 +23,7 @@ import (
 )
 
 func (a *app) devCommand() *cobra.Command {
-	return group("dev", "Rehearse without a site", "Simulated systems, to develop and to rehearse without a site.", a.devCarbideCommand())
+	return group("dev", "Rehearse without a site", "Simulated systems for development and rehearsal without a site.", a.devCarbideCommand())
 }
 
 // simulating are the flags of the simulator.
@@ -46,11 +46,11 @@ func (a *app) devCarbideCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "carbide",
 		Short: "Run a simulated Carbide site until it is interrupted",
-		Long: `Run a simulated Carbide site until it is interrupted, and print what to put into
-converge.yaml. It keeps the rules and the timing of the real service; -fast passes
-through the same states in milliseconds.
+		Long: `Run a simulated Carbide site until it is interrupted, and print the settings for
+converge.yaml. It follows the rules and the timing of the real service; with -fast it
+goes through the same states in milliseconds.
 
-The other commands look at it and steer it through its control socket.`,
+The other commands inspect and control it through its control socket.`,
 		Example: `  converge dev carbide -fast -machines=16
   converge dev carbide -world=carbide.json
   converge dev carbide fault '{"method": "CreateVpc", "effect": "reply-lost"}'
@@ -58,19 +58,19 @@ The other commands look at it and steer it through its control socket.`,
   converge dev carbide dump`,
 		Args: subcommand,
 	}
-	c.PersistentFlags().StringVar(&control, "control", "", "the control socket, a `path`; dev/carbide.sock in -data-dir")
+	c.PersistentFlags().StringVar(&control, "control", "", "`path` of the control socket (default dev/carbide.sock in -data-dir)")
 	p := c.Flags()
-	p.StringVar(&f.listen, "listen", "127.0.0.1:1079", "the `address` to serve, HOST:PORT; port 0 is any free one")
+	p.StringVar(&f.listen, "listen", "127.0.0.1:1079", "`address` to listen on, HOST:PORT; port 0 picks a free one")
 	p.StringVar(&f.world, "world", "", "keep the world in this `file`")
-	p.StringVar(&f.tlsDir, "tls-dir", "", "`dir`ectory of the certificates, made when they are missing; dev/tls in -data-dir")
-	p.BoolVar(&f.plain, "plain", false, "no TLS")
-	p.BoolVar(&f.roles, "roles", false, "let converge call only what a real site lets its agent call, so no SKUs")
-	p.BoolVar(&f.fast, "fast", false, "everything takes milliseconds")
-	p.IntVar(&f.machines, "machines", 8, "how many machines the site has, a `n`umber")
-	p.Uint64Var(&f.seed, "seed", 0, "another `n`umber gives other ids and machines")
-	p.StringVar(&f.version, "generation", string(carbidesim.May), "the `version` of the service that it speaks: may, august (v2.0), september or next")
+	p.StringVar(&f.tlsDir, "tls-dir", "", "`dir`ectory of the certificates, created when missing (default dev/tls in -data-dir)")
+	p.BoolVar(&f.plain, "plain", false, "serve without TLS")
+	p.BoolVar(&f.roles, "roles", false, "permit only the calls that a real site permits its agent, so no SKUs")
+	p.BoolVar(&f.fast, "fast", false, "complete every operation in milliseconds")
+	p.IntVar(&f.machines, "machines", 8, "`n`umber of machines at the site")
+	p.Uint64Var(&f.seed, "seed", 0, "seed, a `n`umber: a different one gives different ids and machines")
+	p.StringVar(&f.version, "generation", string(carbidesim.May), "`version` of the service to simulate: may, august (v2.0), september or next")
 	_ = c.RegisterFlagCompletionFunc("generation", cobra.FixedCompletions(generations(), cobra.ShellCompDirectiveNoFileComp))
-	p.StringArrayVar(&f.faults, "fault", nil, "a declared misfortune, as `json`; may be repeated")
+	p.StringArrayVar(&f.faults, "fault", nil, "fault to inject, as `json`; may be repeated")
 	c.RunE = func(c *cobra.Command, _ []string) error { return a.simulate(c.Context(), f, a.controlPath(control)) }
 
 	steer := func(use, short, long, example string, args cobra.PositionalArgs, do func(context.Context, *carbidesim.Control, []string) error) *cobra.Command {
@@ -82,9 +82,9 @@ The other commands look at it and steer it through its control socket.`,
 			var unreached *net.OpError
 			switch {
 			case errors.As(err, &unreached) && unreached.Op == "dial":
-				return &view.Problem{What: "no simulated site answers", Where: a.controlPath(control) + ": " + unreached.Err.Error(), Fix: "Start one with converge dev carbide, or name the directory of one with -data-dir, or its control socket with -control.", Err: err}
+				return &view.Problem{What: "no simulated site is reachable", Where: a.controlPath(control) + ": " + unreached.Err.Error(), Fix: "Start one with converge dev carbide, or give the directory of a running one with -data-dir, or its control socket with -control.", Err: err}
 			case err != nil:
-				return &view.Problem{What: "the simulator did not do it", Where: err.Error(), Fix: "Its control socket is " + a.controlPath(control) + "; another is named with -control.", Err: err}
+				return &view.Problem{What: "the request to the simulator failed", Where: err.Error(), Fix: "Its control socket is " + a.controlPath(control) + "; choose another with -control.", Err: err}
 			}
 			return nil
 		}
@@ -92,17 +92,17 @@ The other commands look at it and steer it through its control socket.`,
 		return child
 	}
 	var full bool
-	dump := steer("dump", "Print the simulated world", "Print the live world, without tokens, times and burned ids; with -full everything.", "  converge dev carbide dump",
+	dump := steer("dump", "Print the simulated world", "Print the live world without tokens, times and burned ids; with -full, print everything.", "  converge dev carbide dump",
 		exactly(0), func(ctx context.Context, c *carbidesim.Control, _ []string) error {
 			world, err := c.World(ctx, full)
 			_, _ = a.out.Write(world)
 			return err
 		})
 	dump.Flags().BoolVar(&full, "full", false, "everything")
-	steer("fault [JSON | clear]", "Declare a misfortune", `Declare a misfortune, list those that can still strike, or clear them. The effects are
+	steer("fault [JSON | clear]", "Inject a fault", `Inject a fault, list the faults that can still occur, or clear them. The effects are
 before, after, reply-lost, cut, slow, hang, late, half and stale.`, `  converge dev carbide fault '{"method": "CreateVpc", "nth": 2, "effect": "hang"}'
   converge dev carbide fault clear`, between(0, 1), a.steerFault)
-	steer("call METHOD [JSON]", "Make a call as a stranger", "Make a call past converge, as somebody else would; the request is JSON, - reads it from standard input.",
+	steer("call METHOD [JSON]", "Make a call as another client", "Make a call as another client, bypassing converge. The request is JSON; - reads it from standard input.",
 		`  converge dev carbide call DeleteVpc '{"id": {"value": "5a2f…"}}'`, between(1, 2), a.steerCall)
 	steer("advance DURATION", "Move the simulated clock", "Move the simulated clock forward.", "  converge dev carbide advance 10m", exactly(1),
 		func(ctx context.Context, c *carbidesim.Control, args []string) error {
@@ -196,10 +196,10 @@ const mostMachines = 100_000
 // simulate serves a simulated site until ctx ends.
 func (a *app) simulate(ctx context.Context, f simulating, control string) (err error) {
 	if f.machines < 0 || f.machines > mostMachines {
-		return &view.Problem{What: fmt.Sprintf("-machines is %d; want 0 to %d", f.machines, mostMachines)}
+		return &view.Problem{What: fmt.Sprintf("invalid -machines %d: want 0 to %d", f.machines, mostMachines)}
 	}
 	if words := generations(); !slices.Contains(words, f.version) {
-		return &view.Problem{What: fmt.Sprintf("-generation is %s; want %s", f.version, strings.Join(words, ", "))}
+		return &view.Problem{What: fmt.Sprintf("invalid -generation %s: want one of %s", f.version, strings.Join(words, ", "))}
 	}
 	o := carbidesim.Options{
 		Generation: carbidesim.Generation(f.version), Seed: f.seed, File: f.world, Hosts: carbidesim.Hosts{Count: f.machines, Lived: true},
@@ -210,7 +210,7 @@ func (a *app) simulate(ctx context.Context, f simulating, control string) (err e
 	}
 	world, err := carbidesim.New(o)
 	if errors.Is(err, files.ErrInUse) {
-		return &view.Problem{What: "another simulated site keeps its world there", Where: f.world, Fix: "End it, or name another file with -world.", Err: err}
+		return &view.Problem{What: "another simulated site is using this world file", Where: f.world, Fix: "Stop it, or choose another file with -world.", Err: err}
 	}
 	if err != nil {
 		return err
@@ -246,14 +246,14 @@ func (a *app) simulate(ctx context.Context, f simulating, control string) (err e
 	server, err := carbidesim.NewServer(world, so)
 	switch {
 	case errors.Is(err, carbidesim.ErrInUse):
-		return &view.Problem{What: "a simulated site runs here already", Where: control, Fix: "End it, or name another directory with -data-dir, or another control socket with -control.", Err: err}
+		return &view.Problem{What: "a simulated site is already running here", Where: control, Fix: "Stop it, or choose another directory with -data-dir, or another control socket with -control.", Err: err}
 	case err != nil:
-		return &view.Problem{What: "the simulated site cannot be served", Where: err.Error(), Err: err}
+		return &view.Problem{What: "the simulated site could not be started", Where: err.Error(), Err: err}
 	}
 	defer server.Stop()
 	l, err := net.Listen("tcp", f.listen)
 	if err != nil {
-		return &view.Problem{What: "the address cannot be served", Where: err.Error(), Fix: "Choose another with -listen=HOST:PORT; port 0 is any free one.", Err: err}
+		return &view.Problem{What: "cannot listen on the address", Where: err.Error(), Fix: "Choose another with -listen=HOST:PORT; port 0 picks a free one.", Err: err}
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(l) }()
@@ -262,7 +262,7 @@ func (a *app) simulate(ctx context.Context, f simulating, control string) (err e
 	case err := <-ended:
 		return err
 	case <-ctx.Done():
-		a.view.Note("The simulated site has ended.")
+		a.view.Note("The simulated site has stopped.")
 		server.Stop()
 		<-ended
 		return nil
@@ -296,12 +296,12 @@ func (a *app) announce(address string, certs devcert.Files, control string) {
 		_ = a.printJSON(map[string]any{"address": address, "control": control, "ca": certs.CA, "cert": certs.ClientCert, "key": certs.ClientKey})
 		return
 	}
-	text := "# A simulated Carbide site is ready. Put this into converge.yaml:\ncarbide:\n  address: " + address + "\n"
+	text := "# A simulated Carbide site is ready. Add this to converge.yaml:\ncarbide:\n  address: " + address + "\n"
 	if certs.CA == "" {
 		text += "  tls: {mode: \"off\"}\n"
 	} else {
 		text += fmt.Sprintf("  tls:\n    ca: %s\n    cert: %s\n    key: %s\n", certs.CA, certs.ClientCert, certs.ClientKey)
 	}
 	a.print(text)
-	a.view.Note("Control socket: " + control + "\nPress Ctrl-C to end it.")
+	a.view.Note("Control socket: " + control + "\nPress Ctrl-C to stop it.")
 }

@@ -168,7 +168,7 @@ func (s *session) put(ctx context.Context, serial int64) (state.Head, taken, err
 func (s *session) noDocument(err error) error {
 	return &view.Problem{
 		What: "site " + s.site + " has no document yet", Err: err,
-		Fix: "Name one: converge plan site.cue. Or write one to the store: converge put site.cue",
+		Fix: "Give one: converge plan site.cue. Or write one to the store: converge put site.cue",
 	}
 }
 
@@ -245,7 +245,7 @@ func (a *app) revision(ctx context.Context, rev string, s func() (*session, erro
 		return doc, rev, err
 	}
 	if rev != "head" && serial < 1 {
-		return nil, "", &view.Problem{What: fmt.Sprintf("no revision has the serial %d", serial), Fix: "The first is 1, the newest is head. See: converge history"}
+		return nil, "", &view.Problem{What: fmt.Sprintf("no revision has serial %d", serial), Fix: "The first is 1, the newest is head. See: converge history"}
 	}
 	at, err := s()
 	if err != nil {

@@ -24,22 +24,22 @@ func (a *app) putCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "put DOCUMENT...",
 		Short: "Write a document to the store",
-		Long: `Validate a document and make it the newest revision of its site. It is stored as
-plain JSON: CUE is evaluated here, never at the site. Its serial must be above that of
-the newest revision; one without a serial is given the next. Its site.id must be that
-of the newest revision. Secrets that cannot be read here are warned of: they must be
-readable where the document is planned.
+		Long: `Validate a document and store it as the newest revision of its site. It is stored as
+plain JSON: CUE is evaluated here, never at the site. Its serial must be higher than
+that of the newest revision; a document without a serial gets the next one. Its site.id
+must match that of the newest revision. Secrets that cannot be read here cause a
+warning: they must be readable where the document is planned.
 
-With -sign the stored bytes are signed, so that a site that trusts the key (trust in
-converge.yaml) knows who wrote them. Such a document says its serial itself.`,
+With -sign the stored bytes are signed, so a site that trusts the key (trust in
+converge.yaml) knows who wrote them. A signed document must state its serial itself.`,
 		Example: `  converge put site.cue
   openssl genpkey -algorithm ed25519 -out me.key; converge put -sign=me.key site.cue
-  converge put -if-revision=17 site.json    fails when somebody else wrote meanwhile`,
+  converge put -if-revision=17 site.json    fails if another client wrote first`,
 		Args:              atLeast(1),
 		ValidArgsFunction: completeDocuments,
 	}
 	c.Flags().Int64Var(&ifRevision, "if-revision", state.AnyRevision, "write only if the newest revision is this `n`umber; 0 for none")
-	c.Flags().StringVar(&key, "sign", "", "sign it with the ed25519 private key in this `file` (PKCS#8, PEM, mode 0600)")
+	c.Flags().StringVar(&key, "sign", "", "sign the document with the ed25519 private key in this `file` (PKCS#8, PEM, mode 0600)")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		doc, err := a.load(ctx, args)
@@ -52,7 +52,7 @@ converge.yaml) knows who wrote them. Such a document says its serial itself.`,
 		}
 		// Authors of documents need not be able to read the site's secrets: this points out a misspelt name, and refuses nothing.
 		if missing := s.unreadable(doc); missing != "" {
-			a.view.Warn("secrets that cannot be read here, and that whoever plans this document must be able to read:\n" + missing)
+			a.view.Warn("these secrets cannot be read here, but must be readable wherever this document is planned:\n" + missing)
 		}
 		var sig *signed.Signature
 		if key != "" {
@@ -72,7 +72,7 @@ converge.yaml) knows who wrote them. Such a document says its serial itself.`,
 			return err
 		}
 		if t.sig != nil && t.author.Signer == "" {
-			s.view.Warn("the key is not in trust.documents of " + config.Name + " here; who is to trust it adds there: {name: NAME, key: \"" + t.sig.Key + "\"}")
+			s.view.Warn("the key is not in trust.documents of " + config.Name + " here; sites that should trust it must add there: {name: NAME, key: \"" + t.sig.Key + "\"}")
 		}
 		text := fmt.Sprintf("Site %s is at serial %d (revision %d): %s, sha256:%s\n", s.site, head.Serial, head.Revision, view.Count(len(doc.Resources), "resource"), head.Digest)
 		return a.did(false, s.judged(ctx, head), text)
@@ -116,10 +116,10 @@ func (a *app) getCommand() *cobra.Command {
   converge get -serial=41`,
 		Args: exactly(0),
 	}
-	c.Flags().Int64Var(&serial, "serial", 0, "the serial of the revision, a `n`umber; the newest when left out")
+	c.Flags().Int64Var(&serial, "serial", 0, "serial `n`umber of the revision; the newest if omitted")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if serial == 0 && c.Flags().Changed("serial") {
-			return &view.Problem{What: "-serial is 0: no revision has that", Fix: "The first is 1. Leave -serial out for the newest."}
+			return &view.Problem{What: "invalid -serial 0: no revision has it", Fix: "The first is 1. Omit -serial for the newest."}
 		}
 		s, err := a.open(c.Context(), nil, nil)
 		if err != nil {
@@ -151,9 +151,9 @@ func (a *app) historyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "history",
 		Short: "List the revisions of the document",
-		Long: `List the revisions of the site's document that are kept, newest first: who put each
-there, and whose signature it has by the keys that trust.documents names now. One that
-was signed with a key that has left that list is not by anybody who is trusted.`,
+		Long: `List the stored revisions of the site's document, newest first: who put each one, and
+whose signature it has according to the keys that trust.documents lists now. A revision
+signed with a key that is no longer in that list has no trusted signer.`,
 		Example: "  converge history\n  converge diff 41 42",
 		Args:    exactly(0),
 	}
@@ -183,11 +183,11 @@ func (a *app) diffCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "diff REVISION REVISION",
 		Short: "Compare two documents",
-		Long: `Compare two documents resource by resource. A revision is a serial, the word head, or
-a file. With one only, a serial is compared with head, which came after it, and head
-with a file, which would come next. The site is not looked at.
+		Long: `Compare two documents resource by resource. A REVISION is a serial, the word head, or
+a file. With only one, a serial is compared with head as the newer document, and a file
+with head as the older one. The site is not observed.
 
-It exits with 0 when they say the same, with 2 when they differ.`,
+It exits with 0 when they are equal, and with 2 when they differ.`,
 		Example: `  converge diff 41 42
   converge diff 41
   converge diff head site.cue`,

@@ -12,22 +12,23 @@ func (a *app) driftCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "drift",
 		Short: "Show what was changed outside converge",
-		Long: `Look at the site and show how it differs from what was applied last. Nothing is
-changed. The report is also written to the store, as drift/latest, for the cloud.
+		Long: `Observe the site and show how it differs from what was last applied. Nothing is changed.
+The report is also written to the store, as drift/latest, for the cloud.
 
-What changed of fields that the document does not state is listed apart, as "unstated"
-in JSON: no plan would undo it. It counts since the last run that touched the resource;
-what only the server sets (status) does not, and neither do elements of stated lists.
-To end it, state in the document how the field is to be, or undo the change there; or,
-where it is nobody's business, name the field in lifecycle.ignore and apply that: what
-is ignored is no drift, stated or not. What a thing is called there is compared as well,
-as "name": like the resource, or as it was when it was taken over by its id.
+Changes to fields that the document does not state are listed separately, as "unstated"
+in JSON: no plan would change them back. They count from the last run that touched the
+resource; fields that only the server sets (status) and elements of stated lists do not
+count. To clear such a change, state the field in the document, or undo the change at
+the site; or, if the field does not matter, add it to lifecycle.ignore and apply that:
+ignored fields never count as drift, stated or not. The name of the object is compared
+as well, as "name": with that of the resource, or with the one it had when it was
+adopted by its id.
 
-What a run itself left half done, or half undone, is no drift: it is compared with how
-that run saw it last. While the run is open, what it has begun with is left aside.
+What a run itself left half done, or half reverted, is not drift: it is compared with
+what that run observed last. While the run is open, whatever it has started is skipped.
 
-It exits with 0 when there is no drift, with 2 when there is of either sort, and with 8
-when a part of the site could not be seen.`,
+It exits with 0 when there is no drift, with 2 when there is drift of either kind, and
+with 8 when a part of the site could not be observed.`,
 		Example: `  converge drift
   converge drift -json`,
 		Args: exactly(0),
@@ -46,7 +47,7 @@ when a part of the site could not be seen.`,
 		if head.Site.ID == "" {
 			return s.noDocument(nil)
 		}
-		s.headline("what was applied last")
+		s.headline("last applied state")
 		e, err := s.engine()
 		if err != nil {
 			return err

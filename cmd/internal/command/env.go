@@ -61,7 +61,7 @@ func (e env) unknown() []string {
 	var found []string
 	for name := range e {
 		if strings.HasPrefix(name, "CONVERGE_") && !slices.Contains(envNames, name) && !strings.HasPrefix(name, envArgs+"_") {
-			found = append(found, "the environment variable "+name+" means nothing to converge."+nearest.DidYouMean(name, envNames))
+			found = append(found, "environment variable "+name+" is unknown to converge."+nearest.DidYouMean(name, envNames))
 		}
 	}
 	slices.Sort(found)

@@ -34,20 +34,20 @@ var statuses = []struct {
 	code         int
 	brief, means string
 }{
-	{exitDone, "done", "The command did what it was asked to do. A plan with changes also ends so, unless -detailed-exitcode is given."},
-	{exitError, "error before any change", "Something was wrong before anything was changed: the arguments, the document, the configuration, or the connection to the store; or what the command was to show could not be written. What the error says is wrong is to be mended; nothing is to be undone."},
-	{exitDifferent, "differences", "There is a difference: plan -detailed-exitcode has changes, drift found some, diff or fmt -check did. Nothing failed."},
-	{exitReverted, "failed and reverted", "A step failed, and all that the run had done was undone. That was verified by looking again at all that it touched. The serial is held, so that the same revision is not tried again by itself: write a new one, or let go with converge hold release."},
-	{exitPartial, "partial", "A run failed and could not be undone whole, or has not ended: the site is in between. converge runs shows which; converge resume goes on with it, and converge rollback undoes it unless it did what cannot be undone exactly. Until then no other run begins while it is open, and what it could not undo is held: converge hold list."},
-	{exitLocked, "locked", "Another command is changing this site. Wait for it with -lock-timeout, or see who it is with: converge lock status."},
-	{exitStale, "plan stale or spent", "The saved plan does not fit any more: the site or the document is not as it was when it was made, or it was applied already. Nothing was changed. Plan again."},
-	{exitRefused, "refused", "The plan may not be applied: another run that has not ended, a budget, a protection, a hold, a freeze, a missing signature, or an approval that was not given. Nothing was changed; the message says what is in the way, and what lets it through."},
-	{exitUnknown, "a part is unknown or left out", "A part of the site could not be seen, or the server does not support a kind that the document has. Unknown is never taken for absent: nothing was decided about it. Mend the connection, or go on with the rest with -allow-partial."},
-	{exitHungUp, "interrupted", "The terminal that it ran on is gone. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
-	{exitInterrupted, "interrupted", "It was interrupted with Ctrl-C. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
-	{exitQuit, "interrupted", "It was asked with SIGQUIT (Ctrl-\\) where it stands: it wrote the stacks of all that was under way and ended at once. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
-	{exitTerminated, "interrupted", "It was told to end with SIGTERM. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it."},
-	{exitCrashed, "crashed", "A mistake in converge itself ended it, with SIGABRT; standard error says where: please report that. The journal is intact: converge runs shows whether a run is open, converge resume goes on with it. As the first process of a container, which that signal does not reach, it ends with 2 instead: give the container an init (docker run --init)."},
+	{exitDone, "done", "The command succeeded. A plan with changes also exits with this status, unless -detailed-exitcode is given."},
+	{exitError, "error before any change", "Something was wrong before anything was changed: the arguments, the document, the configuration, or the connection to the store; or the output could not be written. Fix what the error reports; there is nothing to undo."},
+	{exitDifferent, "differences", "There is a difference: plan -detailed-exitcode has changes, or drift, diff or fmt -check found some. Nothing failed."},
+	{exitReverted, "failed and reverted", "A step failed, and everything that the run had done was reverted. This was verified by observing again everything that it touched. The serial is put on hold, so the same revision is not retried automatically: write a new one, or release the hold with converge hold release."},
+	{exitPartial, "partial", "A run failed and could not be fully reverted, or has not finished: the site is in an intermediate state. converge runs shows which run; converge resume continues it, and converge rollback rolls it back unless it did something that cannot be undone exactly. No other run starts while it is open, and whatever it could not revert is on hold: converge hold list."},
+	{exitLocked, "locked", "Another command is changing this site. Wait for it with -lock-timeout, or see who holds the lock with: converge lock status."},
+	{exitStale, "plan stale or already applied", "The saved plan no longer fits: the site or the document has changed since the plan was made, or the plan was already applied. Nothing was changed. Plan again."},
+	{exitRefused, "refused", "The plan may not be applied because of another run that has not finished, a budget, a protection, a hold, a freeze, a missing signature, or a missing approval. Nothing was changed; the message says what blocks the plan, and how to allow it."},
+	{exitUnknown, "a part is unknown or skipped", "A part of the site could not be observed, or the server does not support a kind that the document contains. Unknown is never treated as absent: nothing was decided about that part. Fix the connection, or continue with the rest with -allow-partial."},
+	{exitHungUp, "interrupted", "The terminal that it ran in was closed. The journal is intact: converge runs shows whether a run is open, converge resume continues it."},
+	{exitInterrupted, "interrupted", "It was interrupted with Ctrl-C. The journal is intact: converge runs shows whether a run is open, converge resume continues it."},
+	{exitQuit, "interrupted", "It received SIGQUIT (Ctrl-\\): it wrote the stacks of everything in progress and exited at once. The journal is intact: converge runs shows whether a run is open, converge resume continues it."},
+	{exitTerminated, "interrupted", "It was terminated with SIGTERM. The journal is intact: converge runs shows whether a run is open, converge resume continues it."},
+	{exitCrashed, "crashed", "A bug in converge itself crashed it with SIGABRT; standard error says where: please report it. The journal is intact: converge runs shows whether a run is open, converge resume continues it. As the first process of a container, which that signal does not reach, it exits with 2 instead: run the container with an init (docker run --init)."},
 }
 
 // briefly lists the exit statuses; those with the same meaning are combined.

@@ -22,15 +22,15 @@ func (a *app) explainCommand() *cobra.Command {
 	var planFile string
 	c := &cobra.Command{
 		Use:   "explain REF|CODE [DOCUMENT...]",
-		Short: "Explain why something is in the plan, or what a code means",
-		Long: `Explain a resource, by its ref: what the plan does about it and why, what the
-document says, what is recorded and what differs, what it refers to and what refers to
-it, what it waits for, and what undoing it means. The plan is the one that converge plan
-makes now, of the document named or else of the newest in the store; with -plan it is
-the one in a file, and nothing is looked at.
+		Short: "Explain why a resource is in the plan, or what a code means",
+		Long: `Explain a resource, by its ref: what the plan does with it and why, what the document
+says, what is recorded and what differs, what it refers to and what refers to it, what
+it waits for, and what undoing it would mean. The plan is the one that converge plan would
+make now, from the given document or else from the newest in the store; with -plan it
+is the one in the file, and nothing is observed.
 
-Explain a code: that of a diagnostic such as CV1102 or the name of its rule, an exit
-status, or a class of undoing, R1 to R4.`,
+Explain a code: a diagnostic such as CV1102 or the name of its rule, an exit status, or
+an undo class, R1 to R4.`,
 		Example: `  converge explain site/carbide.vpc/prod
   converge explain site/carbide.vpc/prod site.cue
   converge explain -plan=tfplan site/carbide.vpc/prod
@@ -46,7 +46,7 @@ status, or a class of undoing, R1 to R4.`,
 			return a.explainRef(c.Context(), what, documents, planFile)
 		}
 		if planFile != "" || len(documents) > 0 {
-			return &view.Problem{What: fmt.Sprintf("%q is not a ref: want SCOPE/KIND/NAME, for example site/carbide.vpc/prod", what), Fix: "What a code means depends on no plan and no document."}
+			return &view.Problem{What: fmt.Sprintf("%q is not a ref: want SCOPE/KIND/NAME, for example site/carbide.vpc/prod", what), Fix: "The meaning of a code does not depend on a plan or a document."}
 		}
 		return a.explainCode(c.Context(), what)
 	}
@@ -64,7 +64,7 @@ func (a *app) explainRef(ctx context.Context, text string, documents []string, p
 		return &view.Problem{What: err.Error(), Fix: "See: converge state list", Err: err}
 	}
 	if sch.Kinds()[ref.Kind] == nil {
-		return &view.Problem{What: fmt.Sprintf("there is no kind %q", ref.Kind), Fix: trimmed(nearest.DidYouMeanKind(ref.Kind, sch.Kinds().Names()), "See: converge schema")}
+		return &view.Problem{What: fmt.Sprintf("unknown kind %q", ref.Kind), Fix: trimmed(nearest.DidYouMeanKind(ref.Kind, sch.Kinds().Names()), "See: converge schema")}
 	}
 	p, doc, records, err := a.planned(ctx, documents, planFile)
 	if err != nil {
@@ -73,8 +73,8 @@ func (a *app) explainRef(ctx context.Context, text string, documents []string, p
 	e, known, ok := view.ExplainRef(ref, p, doc, records, a.kinds)
 	if !ok {
 		return &view.Problem{
-			What: "nothing is known of " + text, Where: "The document does not have it, nothing is recorded of it, and it was not seen.",
-			Fix: trimmed(nearest.DidYouMeanRef(text, known), "See what there is with: converge graph -format=json, or converge state list"),
+			What: "nothing is known about " + text, Where: "It is not in the document, not recorded in state, and was not observed.",
+			Fix: trimmed(nearest.DidYouMeanRef(text, known), "See what exists with: converge graph -format=json, or converge state list"),
 		}
 	}
 	if a.flags.json {
@@ -93,7 +93,7 @@ func (a *app) explainRef(ctx context.Context, text string, documents []string, p
 func (a *app) planned(ctx context.Context, documents []string, planFile string) (*plan.Plan, *schema.Document, []state.Record, error) {
 	if planFile != "" {
 		if len(documents) > 0 {
-			return nil, nil, nil, &view.Problem{What: "-plan and a document are two plans to explain", Fix: "Give one of them."}
+			return nil, nil, nil, &view.Problem{What: "-plan and a document cannot be used together", Fix: "Use only one of them."}
 		}
 		saved, err := a.planFile(planFile)
 		if err != nil || saved.Plan.Document == nil {
@@ -164,11 +164,11 @@ func codes() map[string]view.CodeExplanation {
 		all[number] = view.CodeExplanation{Code: number, Summary: "exit status: " + s.brief, Doc: s.means}
 	}
 	for _, r := range []providers.Revert{providers.Exact, providers.Restart, providers.Replace, providers.NoUndo} {
-		doc := "A step of this class runs before the point of no return: when the run fails, it is undone, and that is verified."
+		doc := "A step of this class runs before the point of no return: if the run fails, it is reverted, and the revert is verified."
 		if !r.Reversible() {
-			doc = "A step of this class comes after the point of no return, when all others are done, and only with an approval of that very plan."
+			doc = "A step of this class runs after the point of no return, when all others are done, and only if that exact plan was approved."
 		}
-		all[string(r)] = view.CodeExplanation{Code: string(r), Summary: "when a step is undone, " + r.Meaning(), Doc: doc}
+		all[string(r)] = view.CodeExplanation{Code: string(r), Summary: "when a step is reverted, " + r.Meaning(), Doc: doc}
 	}
 	return all
 }
@@ -184,10 +184,10 @@ func unknownCode(word string, kinds []string) error {
 	}
 	p := &view.Problem{What: fmt.Sprintf("%q is neither a ref nor a code", word), Fix: nearest.DidYouMean(word, names)}
 	if kind := nearest.DidYouMeanKind(word, kinds); p.Fix == "" && kind != "" && !looksLikeCode.MatchString(word) {
-		p.Fix = "A kind is explained by: converge schema " + strings.TrimSuffix(strings.TrimPrefix(kind, " Did you mean "), "?")
+		p.Fix = "To explain a kind: converge schema " + strings.TrimSuffix(strings.TrimPrefix(kind, " Did you mean "), "?")
 		return p
 	}
-	p.Fix = trimmed(p.Fix, "A ref is SCOPE/KIND/NAME, such as site/carbide.vpc/prod; a code stands in parentheses behind a diagnostic, such as CV1102.")
+	p.Fix = trimmed(p.Fix, "A ref is SCOPE/KIND/NAME, such as site/carbide.vpc/prod; a code is shown in parentheses after a diagnostic, such as CV1102.")
 	return p
 }
 

@@ -24,7 +24,7 @@ import (
 func (a *app) format(value string, formats ...string) (string, error) {
 	switch {
 	case a.flags.json && value != "" && value != "json":
-		return "", &view.Problem{What: "-json and -format=" + value + " contradict each other", Fix: "Give one of them."}
+		return "", &view.Problem{What: "-json and -format=" + value + " cannot be used together", Fix: "Use only one of them."}
 	case value == "" && a.flags.json && slices.Contains(formats, "json"):
 		return "json", nil
 	case value == "":
@@ -33,8 +33,8 @@ func (a *app) format(value string, formats ...string) (string, error) {
 		return value, nil
 	}
 	return "", &view.Problem{
-		What: fmt.Sprintf("-format: there is no format %q", value),
-		Fix:  "It is one of " + strings.Join(formats, ", ") + "." + nearest.DidYouMean(value, formats),
+		What: fmt.Sprintf("invalid -format %q", value),
+		Fix:  "Use one of " + strings.Join(formats, ", ") + "." + nearest.DidYouMean(value, formats),
 	}
 }
 
@@ -42,18 +42,18 @@ func (a *app) fmtCommand() *cobra.Command {
 	var check, show bool
 	c := &cobra.Command{
 		Use:   "fmt [FILE...]",
-		Short: "Bring documents into their one layout",
-		Long: `Write CUE and JSON files in their one layout, and list those that were changed. A
-directory stands for the CUE files in it, - for standard input, nothing for the
-directory here.
+		Short: "Format documents in the canonical layout",
+		Long: `Rewrite CUE and JSON files in the canonical layout, and list those that changed. A
+directory stands for the CUE files in it, - for standard input, no argument for the
+current directory.
 
-With -check nothing is written; the status is 2 when a file is not in its layout.`,
+With -check nothing is written; the status is 2 when a file is not in this layout.`,
 		Example: `  converge fmt
   converge fmt -check -diff site.cue`,
 		ValidArgsFunction: completeDocuments,
 	}
 	c.Flags().BoolVar(&check, "check", false, "write nothing; exit with 2 when a file would change")
-	c.Flags().BoolVar(&show, "diff", false, "show what changes")
+	c.Flags().BoolVar(&show, "diff", false, "show the changes")
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			args = []string{"."}
@@ -73,7 +73,7 @@ With -check nothing is written; the status is 2 when a file is not in its layout
 			}
 		}
 		if err := errors.Join(errs...); err != nil {
-			return &view.Problem{What: "not everything could be read", Where: err.Error(), Err: err}
+			return &view.Problem{What: "some files could not be read", Where: err.Error(), Err: err}
 		}
 		if a.flags.json {
 			if err := a.printJSON(map[string]any{"changed": changed}); err != nil {

@@ -10,15 +10,15 @@ func (a *app) graphCommand() *cobra.Command {
 	var format, planFile string
 	c := &cobra.Command{
 		Use:   "graph [PLANFILE | DOCUMENT...]",
-		Short: "Show what comes before what",
-		Long: `Show how the resources of a document refer to each other; or, for a saved plan, which
-steps come before which, coloured by what they do. Without an argument it is the
-newest document in the store.`,
+		Short: "Show dependencies as a graph",
+		Long: `Show how the resources of a document refer to each other or, for a saved plan, which
+steps come before which, coloured by action. Without an argument, show the newest
+document in the store.`,
 		Example: `  converge graph site.cue | dot -Tsvg > site.svg
   converge graph -format=mermaid -plan=tfplan`,
 		ValidArgsFunction: completeDocuments,
 	}
-	c.Flags().StringVar(&format, "format", "", "dot, mermaid or json, a `format`")
+	c.Flags().StringVar(&format, "format", "", "output `format`: dot, mermaid or json")
 	c.Flags().StringVar(&planFile, "plan", "", "show the steps of the plan in this `file`")
 	_ = c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"dot", "mermaid", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -27,7 +27,7 @@ newest document in the store.`,
 			return err
 		}
 		if planFile != "" && len(args) > 0 {
-			return &view.Problem{What: "-plan and a document are two things to show", Fix: "Give one of them."}
+			return &view.Problem{What: "-plan and a document cannot be used together", Fix: "Use only one of them."}
 		}
 		g, err := a.graphOf(c, planFile, args)
 		if err != nil {

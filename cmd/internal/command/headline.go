@@ -43,7 +43,7 @@ func (s *session) warnNewer(ctx context.Context) error {
 		dir = s.conf.Dir()
 	}
 	if name := newestDocument(dir, head.At); name != "" {
-		s.view.Warn(fmt.Sprintf("%s is newer than serial %d in the store, which is used because no document is named", filepath.Join(dir, name), head.Serial))
+		s.view.Warn(fmt.Sprintf("%s is newer than serial %d in the store, which is used because no document was given", filepath.Join(dir, name), head.Serial))
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ import (
 
 func (a *app) holdCommand() *cobra.Command {
 	list := &cobra.Command{
-		Use: "list", Short: "List what is held, and why", Long: "List the holds of the site, and the freeze if there is one.",
+		Use: "list", Short: "List holds and their reasons", Long: "List the holds of the site, and the freeze if there is one.",
 		Example: "  converge hold list", Args: exactly(0),
 	}
 	list.RunE = func(c *cobra.Command, _ []string) error {
@@ -38,33 +38,33 @@ func (a *app) holdCommand() *cobra.Command {
 		a.print(view.HoldsText(holds, a.style(a.sys.Stdout)))
 		return nil
 	}
-	return group("hold", "Set, list and release what stops runs", `A hold stops every effect on the site, on a node or on one resource: from the next
-step on, also of a run that is under way. Runs set holds themselves: one that ended
-partial holds what is not as it should be, and one that did not reach its desired
-state holds that revision of the document (serial:N), so that it is not tried again
-unseen.`, list, a.holdSetCommand(), a.releaseCommand())
+	return group("hold", "Set, list and release holds", `A hold blocks every change to the site, to a node or to one resource: from the next
+step on, even in a run that is in progress. Runs also set holds: a run that ended
+partial puts on hold whatever is not as it should be, and a run that did not reach its
+desired state puts on hold that revision of the document (serial:N), so it is not
+retried unnoticed.`, list, a.holdSetCommand(), a.releaseCommand())
 }
 
 func (a *app) holdSetCommand() *cobra.Command {
 	var reason string
 	var force bool
 	c := &cobra.Command{
-		Use: "set SCOPE", Short: "Stop every effect on a scope", Args: exactly(1),
-		Long: `Stop every effect on the site, on a node or on one resource, until the hold is
-released. A run that is under way stops before its next step there, and stays open.
+		Use: "set SCOPE", Short: "Put a scope on hold", Args: exactly(1),
+		Long: `Block every change to the site, to a node or to one resource, until the hold is
+released. A run in progress stops before its next step there, and stays open.
 
 A node or a resource that is neither declared, recorded nor configured is an error;
-with -force what is not there yet can be held as well.`,
+with -force, one that does not exist yet can be put on hold too.`,
 		Example: `  converge hold set gpu-07 -reason="disk is being replaced"
   converge hold set site/carbide.vpc/prod -reason="customer demo until Friday"`,
 	}
-	c.Flags().StringVar(&reason, "reason", "", "`why`, for those who meet the hold")
-	c.Flags().BoolVar(&force, "force", false, "hold it although nothing of the name is known")
+	c.Flags().StringVar(&reason, "reason", "", "`reason`, shown to anyone the hold stops")
+	c.Flags().BoolVar(&force, "force", false, "set the hold even if nothing by that name is known")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		if scope := args[0]; strings.Contains(scope, "/") || strings.ContainsAny(scope, ": ") {
 			if _, err := schema.ParseRef(scope); err != nil {
-				return &view.Problem{What: fmt.Sprintf("%q is no scope", scope), Where: err.Error(), Fix: "Want site, the name of a node, or a ref: SCOPE/KIND/NAME."}
+				return &view.Problem{What: fmt.Sprintf("invalid scope %q", scope), Where: err.Error(), Fix: "Use site, the name of a node, or a ref: SCOPE/KIND/NAME."}
 			}
 		}
 		if reason == "" {
@@ -87,7 +87,7 @@ with -force what is not there yet can be held as well.`,
 		if err := s.store.Hold(ctx, args[0], who(), reason); err != nil {
 			return err
 		}
-		return a.did(false, map[string]any{"held": args[0], "replaced": nonNil(holds)}, "Held: "+args[0]+"\n"+replacedText(holds))
+		return a.did(false, map[string]any{"held": args[0], "replaced": nonNil(holds)}, "On hold: "+args[0]+"\n"+replacedText(holds))
 	}
 	return c
 }
@@ -97,7 +97,7 @@ func replacedText(holds []state.Hold) string {
 	if len(holds) == 0 {
 		return ""
 	}
-	return "\nThis replaces what was set before; converge audit has both:\n" + view.HoldsText(holds, view.Style{})
+	return "\nThis replaces the previous entry; converge audit lists both:\n" + view.HoldsText(holds, view.Style{})
 }
 
 // knows fails when a scope names neither anything declared or recorded nor a configured node: a hold on it would stop
@@ -128,7 +128,7 @@ func (s *session) knows(ctx context.Context, scope string) error {
 	for _, r := range declared {
 		add(r)
 	}
-	p := &view.Problem{What: "there is no node " + scope, Fix: nearest.DidYouMean(scope, nodes)}
+	p := &view.Problem{What: "no node named " + scope, Fix: nearest.DidYouMean(scope, nodes)}
 	if strings.Contains(scope, "/") {
 		if slices.Contains(refs, scope) {
 			return nil
@@ -137,7 +137,7 @@ func (s *session) knows(ctx context.Context, scope string) error {
 	} else if slices.Contains(nodes, scope) {
 		return nil
 	}
-	p.Fix = trimmed(p.Fix, "To hold what is not there yet, give -force.")
+	p.Fix = trimmed(p.Fix, "To put it on hold before it exists, use -force.")
 	return p
 }
 
@@ -155,7 +155,7 @@ func (s *session) declared(ctx context.Context) ([]schema.Ref, error) {
 		return nil, err
 	}
 	if doc == nil { // it was valid for the version of converge that stored it
-		return nil, &view.Problem{What: "the newest document is not valid for this version of converge", Fix: "Hold it all the same with -force."}
+		return nil, &view.Problem{What: "the newest document is not valid for this version of converge", Fix: "Use -force to set the hold anyway."}
 	}
 	refs := make([]schema.Ref, len(doc.Resources))
 	for i := range doc.Resources {
@@ -168,18 +168,18 @@ func (a *app) releaseCommand() *cobra.Command {
 	var all bool
 	var reason string
 	c := &cobra.Command{
-		Use: "release [SCOPE]", Short: "Let go of a hold", Args: between(0, 1),
-		Long: `Release the hold of a scope: site, a node's name, a ref, or serial:N for a revision of
-the document. Without a scope it is the only hold there is. A scope that somebody and a
-run hold is released with -all: to let go of both. Resuming or rolling back the run
-that set a hold releases it as well. Who did it is kept in the audit log.`,
+		Use: "release [SCOPE]", Short: "Release a hold", Args: between(0, 1),
+		Long: `Release the hold on a scope: site, a node's name, a ref, or serial:N for a revision of
+the document. Without a scope, release the only hold there is. If both a person and a
+run hold a scope, -all releases both holds. Resuming or rolling back the run that set a
+hold also releases it. The audit log records who released it.`,
 		Example: `  converge hold release site
-  converge hold release serial:42 -reason="the switch was mended"
+  converge hold release serial:42 -reason="the switch was fixed"
   converge hold release -all`,
 		ValidArgsFunction: a.completeHolds,
 	}
-	c.Flags().BoolVar(&all, "all", false, "release all holds, or all of the scope")
-	c.Flags().StringVar(&reason, "reason", "", "`why`, for the audit log")
+	c.Flags().BoolVar(&all, "all", false, "release all holds, or all holds on the scope")
+	c.Flags().StringVar(&reason, "reason", "", "`reason` for the audit log")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		s, err := a.open(ctx, nil, nil)
@@ -197,16 +197,16 @@ that set a hold releases it as well. Who did it is kept in the audit log.`,
 		scopes = slices.Compact(scopes)
 		if len(args) > 0 {
 			if !slices.Contains(scopes, args[0]) {
-				return &view.Problem{What: args[0] + " is not held", Fix: "See: converge hold list." + nearest.DidYouMean(args[0], scopes)}
+				return &view.Problem{What: args[0] + " is not on hold", Fix: "See: converge hold list." + nearest.DidYouMean(args[0], scopes)}
 			}
 			scopes = args
 			holds = slices.DeleteFunc(holds, func(h state.Hold) bool { return h.Scope != args[0] })
 		}
 		if !all && len(holds) > 1 {
-			p := &view.Problem{What: "there are several holds", Where: strings.Join(scopes, "\n"), Fix: "Name one of them, or give -all."}
+			p := &view.Problem{What: "there are several holds", Where: strings.Join(scopes, "\n"), Fix: "Name one of them, or use -all."}
 			if len(scopes) == 1 {
-				p.What, p.Where = scopes[0]+" is held twice", view.HoldsText(holds, view.Style{})
-				p.Fix = fmt.Sprintf("To let go of both: converge hold release -all %s", scopes[0])
+				p.What, p.Where = scopes[0]+" has two holds", view.HoldsText(holds, view.Style{})
+				p.Fix = fmt.Sprintf("To release both: converge hold release -all %s", scopes[0])
 			}
 			return p
 		}
@@ -217,10 +217,10 @@ that set a hold releases it as well. Who did it is kept in the audit log.`,
 		}
 		text := ""
 		if len(holds) == 0 {
-			text = "Nothing is held.\n"
+			text = "Nothing is on hold.\n"
 		}
 		for _, h := range holds {
-			text += fmt.Sprintf("Released %s, which was held: %s\n", h.Scope, h.Reason)
+			text += fmt.Sprintf("Released %s, which was on hold: %s\n", h.Scope, h.Reason)
 		}
 		return a.did(len(holds) == 0, map[string]any{"released": nonNil(holds)}, text)
 	}
@@ -231,18 +231,18 @@ func (a *app) freezeCommand() *cobra.Command {
 	var off bool
 	var reason string
 	c := &cobra.Command{
-		Use: "freeze", Short: "Stop every effect on the site, at once", Args: exactly(0),
-		Long: `Stop every effect on the site: a run that is under way stops before its next step,
-forward or back, and stays open; nothing new begins. Looking goes on. With -off the
-site thaws; an open run is then settled with converge resume.
+		Use: "freeze", Short: "Block every change to the site immediately", Args: exactly(0),
+		Long: `Block every change to the site: a run in progress stops before its next step, forward
+or back, and stays open; nothing new starts. Observing continues. With -off the freeze
+ends; resume an open run with converge resume.
 
-The freeze is one key in the store, freeze below the site's prefix: whoever reaches
-the store can freeze the site with its own client, whatever the value.`,
+The freeze is one key in the store, freeze below the site's prefix: anyone with access
+to the store can freeze the site with the store's own client, whatever the value.`,
 		Example: `  converge freeze -reason="fire drill"
   converge freeze -off`,
 	}
 	c.Flags().BoolVar(&off, "off", false, "end the freeze")
-	c.Flags().StringVar(&reason, "reason", "", "`why`, for those who meet the freeze")
+	c.Flags().StringVar(&reason, "reason", "", "`reason`, shown to anyone the freeze stops")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		ctx := c.Context()
 		if !off && reason == "" {
@@ -256,7 +256,7 @@ the store can freeze the site with its own client, whatever the value.`,
 		if err != nil {
 			return err
 		}
-		text, replaced := "The site is frozen. End that with: converge freeze -off\n", []state.Hold{}
+		text, replaced := "The site is frozen. To end the freeze: converge freeze -off\n", []state.Hold{}
 		if !off && frozen != nil {
 			replaced = append(replaced, *frozen)
 			text += replacedText(replaced)
@@ -265,7 +265,7 @@ the store can freeze the site with its own client, whatever the value.`,
 		case off && frozen == nil:
 			text = "The site was not frozen.\n"
 		case off:
-			text = "The site is not frozen any more. If a run is open, settle it with: converge resume\n"
+			text = "The site is no longer frozen. If a run is open, resume it with: converge resume\n"
 		}
 		if !off || frozen != nil {
 			if err := s.store.SetFreeze(ctx, !off, who(), reason); err != nil {
@@ -279,9 +279,9 @@ the store can freeze the site with its own client, whatever the value.`,
 
 func (a *app) auditCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "audit", Short: "List what people forced: locks broken, holds, freezes", Args: exactly(0),
-		Long: `List what people forced, oldest first: locks that were broken, holds and freezes that
-were set and ended, restores of the store.`,
+		Use: "audit", Short: "List forced actions: broken locks, holds, freezes", Args: exactly(0),
+		Long: `List forced actions, oldest first: locks that were broken, holds and freezes that were
+set and ended, restores of the store.`,
 		Example: "  converge audit\n  converge audit -json",
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -305,14 +305,14 @@ were set and ended, restores of the store.`,
 func (a *app) stateRestoredCommand() *cobra.Command {
 	var reason string
 	c := &cobra.Command{
-		Use: "restored", Short: "Say that the store was restored from a backup", Args: exactly(0),
-		Long: `Say that the store was restored from a backup, right after it was. What the site has
-seen since the backup, the store has not: the epoch rises by 1000, beyond every
-holder of the lock in between, and the site is held until somebody has looked at
-converge drift and released it.`,
+		Use: "restored", Short: "Record that the store was restored from a backup", Args: exactly(0),
+		Long: `Record that the store was restored from a backup; run it right after the restore. The
+store does not know what happened at the site since the backup: the epoch rises by
+1000, beyond every lock holder in between, and the site is put on hold until somebody
+has reviewed converge drift and released it.`,
 		Example: `  converge state restored -reason="disks of two members lost, snapshot of 04:00"`,
 	}
-	c.Flags().StringVar(&reason, "reason", "", "`why`, for the audit log")
+	c.Flags().StringVar(&reason, "reason", "", "`reason` for the audit log")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if reason == "" {
 			return &view.Problem{What: "a restore needs a reason", Fix: `Say why with -reason="...".`}
@@ -325,7 +325,7 @@ converge drift and released it.`,
 		if err != nil {
 			return err
 		}
-		text := fmt.Sprintf("The epoch is %d, and the site is held. Look at converge drift; then: converge hold release site\n", epoch)
+		text := fmt.Sprintf("The epoch is %d, and the site is on hold. Review converge drift, then run: converge hold release site\n", epoch)
 		return a.did(false, map[string]any{"epoch": epoch, "held": schema.ScopeSite}, text)
 	}
 	return c

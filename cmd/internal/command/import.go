@@ -28,22 +28,22 @@ func (a *app) importCommand() *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use:   "import -discover [DOC...]",
-		Short: "Write what exists as a document",
-		Long: `Look at everything that the configured providers show, and write it as a document in
-CUE: what converge made under its names, and what it did not make with the lifecycle
-that takes it over. Nothing is changed. Put the parts that you want to manage into the
-site's document; the plan then says precisely what would change. Machines that nobody
-manages and nothing runs on are there with what they have as a comment, and stay
-nobody's until you state it. So are fields that no document states, with what the
-far side filled in; a document in JSON has no comments, and leaves them out.
+		Short: "Write existing objects as a document",
+		Long: `Observe everything the configured providers expose, and write it as a document in CUE:
+objects that converge created appear under their names, all others with the lifecycle
+that adopts them. Nothing is changed. Copy the parts you want to manage into the site's
+document; the plan then shows exactly what would change. Unmanaged machines on which
+nothing runs are written with their fields as comments, and stay unmanaged until you set
+one. Fields that no document sets are also written as comments, with the values the
+remote system filled in; a document in JSON has no comments, and omits them.
 
-What others look after, and what is written refers to, is there as external: true: what
-another site made, what the site's document declares so, and what you name with
--external. It is never made, changed or removed.
+Objects that others manage are written as external: true if anything written refers to
+them: objects created by another site, those that the site's document declares external,
+and those you name with -external. They are never created, changed or removed.
 
-With -out=DIR there is one file for each kind. What no document can describe, such as
-the site's own networks, is listed and left out. Secrets are never written: where one
-is set, the document names an environment variable to be filled.
+With -out=DIR there is one file per kind. Objects that no document can describe, such as
+the site's own networks, are listed and skipped. Secrets are never written: where one is
+set, the document names an environment variable for you to fill in.
 
 The site and its policy are those of DOC, or of the newest document in the store; a new
 site gets a new id, and a policy in a comment.`,
@@ -52,15 +52,15 @@ site gets a new id, and a policy in a comment.`,
   converge import -discover -kind=carbide.vpc -external='site/carbide.tenant/*'
   converge import -discover -out=site`,
 	}
-	c.Flags().BoolVar(&discover, "discover", false, "find all that exists")
-	c.Flags().StringArrayVar(&o.Kinds, "kind", nil, "only this `kind` and what it refers to, with * for any text; may be repeated")
-	c.Flags().StringArrayVar(&o.External, "external", nil, "write resources matching this `pattern` of refs as external: others look after them; may be repeated")
-	c.Flags().StringVar(&out, "out", "", "write files into this `dir`ectory, which is made")
+	c.Flags().BoolVar(&discover, "discover", false, "discover all existing objects")
+	c.Flags().StringArrayVar(&o.Kinds, "kind", nil, "write only this `kind` and what it refers to, with * as wildcard; may be repeated")
+	c.Flags().StringArrayVar(&o.External, "external", nil, "write resources whose refs match this `pattern` as external: managed by others; may be repeated")
+	c.Flags().StringVar(&out, "out", "", "write files to this `dir`ectory, created if needed")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if !discover {
 			return &view.Problem{
 				What: "import needs -discover",
-				Fix:  "A single thing is taken over by its resource: lifecycle: {adopt: \"match\"}, or lifecycle: {id: \"…\"} where its name is not enough.",
+				Fix:  "To adopt a single object, declare its resource with lifecycle: {adopt: \"match\"}, or with lifecycle: {id: \"…\"} if its name is not enough.",
 			}
 		}
 		ctx := c.Context()
@@ -82,7 +82,7 @@ site gets a new id, and a policy in a comment.`,
 		}
 		if of.Site.ID == "" {
 			of.Site.ID = uuid.NewString()
-			a.view.Note("The site has no document yet. The new id " + of.Site.ID + " stands in what is written: keep it.")
+			a.view.Note("The site has no document yet. Its new id " + of.Site.ID + " is in the written document: keep it.")
 		}
 		found, err := s.survey(ctx, of.Site)
 		if err != nil {
@@ -191,18 +191,18 @@ func (a *app) writeFinds(head load.Head, finds []survey.Discovered, dir string) 
 		var lines []string
 		switch {
 		case f.External != nil && f.Managed:
-			lines = append(lines, "Managed until now. As external it is forgotten, and stays as it is.")
+			lines = append(lines, "Managed until now. As external it is forgotten, and the object stays.")
 		case f.External != nil:
 		case f.Managed && len(f.Seen) > 0:
-			lines = append(lines, "The fields in comments are not stated; this is how they are. Uncomment what converge is to keep so.")
+			lines = append(lines, "The fields in comments are not set by the document; these are the observed values. Uncomment those that converge should keep this way.")
 		case f.Managed:
 		case len(f.Seen) > 0:
-			lines = append(lines, "Nobody manages it yet. Uncomment what converge is to keep as it is.")
+			lines = append(lines, "Not managed yet. Uncomment what converge should keep as it is.")
 		default:
-			lines = append(lines, "Exists as "+f.ID+"; nobody manages it yet.")
+			lines = append(lines, "Exists as "+f.ID+"; not managed yet.")
 		}
 		for _, path := range f.Secrets {
-			lines = append(lines, "Fill in where the secret "+path+" is found.")
+			lines = append(lines, "Fill in where the secret "+path+" can be found.")
 		}
 		written[i].Comment = strings.Join(lines, "\n")
 	}
@@ -230,7 +230,7 @@ func (a *app) writeFinds(head load.Head, finds []survey.Discovered, dir string) 
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		path := filepath.Join(dir, name+".cue")
 		if _, err := os.Lstat(path); err == nil { // checked before the first file is written
-			return &view.Problem{What: path + " is there already", Fix: "Name another directory, or remove the file."}
+			return &view.Problem{What: path + " already exists", Fix: "Choose another directory, or remove the file."}
 		}
 		paths = append(paths, path)
 	}
@@ -247,7 +247,7 @@ func (a *app) writeFinds(head load.Head, finds []survey.Discovered, dir string) 
 			return err
 		}
 	}
-	a.say(fmt.Sprintf("Wrote %s into %s\n", view.Count(len(finds), "resource"), strings.Join(paths, ", ")))
+	a.say(fmt.Sprintf("Wrote %s to %s\n", view.Count(len(finds), "resource"), strings.Join(paths, ", ")))
 	return nil
 }
 

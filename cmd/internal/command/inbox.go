@@ -41,7 +41,7 @@ func (s *session) offered(ctx context.Context) (*offer, error) {
 	if refused := (*engine.RefusedError)(nil); said(err) || errors.As(err, &refused) || errors.As(err, new(refusal)) {
 		o.answer.Verdict = state.Refused
 		s.answer(ctx, o, ds, err)
-		s.view.Note("The document in the inbox stays there. Have it corrected in " + inbox + ", or delete that key to go on with the newest valid document.")
+		s.view.Note("The document stays in the inbox. Put a corrected one in " + inbox + ", or delete that key to continue with the newest valid document.")
 	}
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func (s *session) offered(ctx context.Context) (*offer, error) {
 func (s *session) readInbox(ctx context.Context, o *offer, body []byte, inbox string) (load.Diagnostics, error) {
 	payload, sig, err := signed.Open(body)
 	if err != nil {
-		return nil, refusal{&view.Problem{What: "the document is refused: its envelope is not good", Where: inbox + ": " + err.Error(), Err: err}}
+		return nil, refusal{&view.Problem{What: "the document is refused: its envelope is invalid", Where: inbox + ": " + err.Error(), Err: err}}
 	}
 	if o.taken, err = s.take(payload, sig, "inbox", inbox); err != nil {
 		return nil, err
@@ -70,14 +70,14 @@ func (s *session) readInbox(ctx context.Context, o *offer, body []byte, inbox st
 	}
 	switch {
 	case doc.Site.Name != s.site:
-		return ds, refusal{&view.Problem{What: "the document in the inbox is for another site", Where: inbox + " says " + doc.Site.Name}}
+		return ds, refusal{&view.Problem{What: "the document in the inbox is for another site", Where: inbox + " names site " + doc.Site.Name}}
 	case o.sig != nil && doc.Site.Serial == 0:
 		return ds, refusal{unnumbered("the signed document in the inbox")}
 	case o.sig != nil:
 		if _, err := plan.HeadOf(payload); err != nil { // a valid document may be written in a way that not every reader accepts, such as 1.0 for 1
 			return ds, refusal{&view.Problem{
-				What: "the signed document in the inbox cannot be kept as it is", Where: inbox + ": " + err.Error(),
-				Fix: "Have site and policy written plainly, the serial in digits alone, and signed again.", Err: err,
+				What: "the signed document in the inbox cannot be stored as it is", Where: inbox + ": " + err.Error(),
+				Fix: "Write site and policy plainly, with the serial in digits only, and sign it again.", Err: err,
 			}}
 		}
 		doc.JSON, doc.Digest = payload, hexDigest(payload) // the very bytes that were signed
@@ -95,7 +95,7 @@ func (s *session) readInbox(ctx context.Context, o *offer, body []byte, inbox st
 	if missing := s.unreadable(doc); missing != "" {
 		return ds, refusal{&view.Problem{
 			What: "the document in the inbox names secrets that cannot be read", Where: missing,
-			Fix: "Provide them here, or have the document corrected in " + inbox + ", or delete that key.",
+			Fix: "Provide them here, or put a corrected document in " + inbox + ", or delete that key.",
 		}}
 	}
 	serial, err := s.store.NextSerial(ctx, doc.Digest, doc.Site.Serial)
@@ -115,14 +115,14 @@ func notNewer(err error, inbox string) error {
 	}
 	return refusal{&view.Problem{
 		What: "the document in the inbox is not newer than the site's", Where: err.Error(),
-		Fix: "Have its serial raised in " + inbox + ", or delete that key.", Err: err,
+		Fix: "Raise its serial in " + inbox + ", or delete that key.", Err: err,
 	}}
 }
 
 // pending reports that the site has not yet accepted the planned document.
 func (s *session) pending(ctx context.Context, o *offer) {
 	s.headline(fmt.Sprintf("document in the inbox, serial %d, not yet accepted", o.doc.Site.Serial))
-	s.view.Note(fmt.Sprintf("The document in the inbox, %s, is planned and stays there: converge apply accepts it.", view.Authorship(o.author)))
+	s.view.Note(fmt.Sprintf("The document in the inbox, %s, is planned but stays there: converge apply accepts it.", view.Authorship(o.author)))
 	o.answer.Verdict = state.Pending
 	s.answer(ctx, o, o.warnings, nil)
 }
@@ -145,7 +145,7 @@ func (s *session) accept(ctx context.Context, o *offer, ifRevision int64) error 
 	s.acted = true
 	o.answer.Verdict, o.answer.Serial = state.Accepted, head.Serial
 	s.answer(ctx, o, o.warnings, nil)
-	s.view.Note(fmt.Sprintf("Took serial %d from the inbox, %s.", head.Serial, view.Authorship(o.author)))
+	s.view.Note(fmt.Sprintf("Accepted serial %d from the inbox, %s.", head.Serial, view.Authorship(o.author)))
 	return nil
 }
 
@@ -167,7 +167,7 @@ func (s *session) takePlanned(ctx context.Context, p *plan.Plan) error {
 		return err
 	}
 	if o == nil || o.doc.Digest != p.Digest {
-		return &engine.StaleError{Reasons: []event.Difference{{Detail: "its document no longer lies in the inbox"}}}
+		return &engine.StaleError{Reasons: []event.Difference{{Detail: "its document is no longer in the inbox"}}}
 	}
 	return s.accept(ctx, o, p.Revision)
 }
@@ -176,7 +176,7 @@ func (s *session) takePlanned(ctx context.Context, p *plan.Plan) error {
 func (s *session) answer(ctx context.Context, o *offer, ds load.Diagnostics, err error) {
 	o.answer.Problems, o.answer.More = problems(ds, err)
 	if err := s.store.Answer(ctx, o.answer); err != nil && !errors.Is(err, state.ErrGuard) { // a newer document came: it is answered next time
-		s.view.Warn("the cloud was not told what became of the document in the inbox: " + err.Error())
+		s.view.Warn("could not report the outcome of the document in the inbox to the cloud: " + err.Error())
 	}
 }
 
@@ -204,7 +204,7 @@ func (s *session) answerApplied(serial int64, a state.InboxApplied) {
 	defer cancel()
 	a.Problem, a.At = bounded(a.Problem), time.Now().UTC()
 	if err := s.store.AnswerApplied(ctx, serial, a); err != nil {
-		s.view.Warn(fmt.Sprintf("the cloud was not told what became of serial %d: %v", serial, err))
+		s.view.Warn(fmt.Sprintf("could not report the outcome of serial %d to the cloud: %v", serial, err))
 	}
 }
 

@@ -36,35 +36,35 @@ func (a *app) initCommand() *cobra.Command {
 	var far carbide.Config
 	c := &cobra.Command{
 		Use:   "init [DIR]",
-		Short: "Begin a workspace",
-		Long: `Write what a workspace begins with into a directory, which is made, or into the one
-here: converge.yaml, a document of a new site without resources, and a .gitignore that
-leaves out the store. The site is called as -site says, or else as the directory. No
-file is ever overwritten.
+		Short: "Initialize a workspace",
+		Long: `Write the initial files of a workspace to DIR, which is created if needed, or to the
+current directory: converge.yaml, the document of a new site without resources, and a
+.gitignore that excludes the store. The site gets the name given with -site, or else
+that of the directory. Existing files are never overwritten.
 
-With -carbide the service is looked at first: what it calls itself, the build that it
-runs, which tells the generation of its API, and how much it has of what; kinds that
-this generation lacks are named. When it does not answer, nothing is written.
-Files of certificates are named as from here.`,
+With -carbide the service is observed first: the name it reports, its build, which
+determines the generation of its API, and the number of objects of each kind; kinds
+that this generation lacks are listed. If it does not answer, nothing is written.
+Paths of certificate files are relative to the current directory.`,
 		Example: `  converge init fra1
   converge init -carbide=carbide.example:1079 -tls-ca=ca.crt -tls-cert=tls.crt -tls-key=tls.key fra1`,
 		Args: between(0, 1),
 	}
 	p := c.Flags()
 	p.StringVar(&far.Address, "carbide", "", "the `address` of the site's Carbide service, HOST:PORT or unix:PATH")
-	p.StringVar(&far.TLS.CA, "tls-ca", "", "`file` of the authorities that Carbide's certificate is from; without it the system's")
-	p.StringVar(&far.TLS.Cert, "tls-cert", "", "`file` of the certificate to show to Carbide")
-	p.StringVar(&far.TLS.Key, "tls-key", "", "`file` of its key")
-	p.StringVar((*string)(&far.TLS.Mode), "tls-mode", "", "off, server or mutual, a `mode`; mutual when left out")
-	p.StringVar(&far.TLS.ServerName, "tls-server-name", "", "the `name` in Carbide's certificate, where it is not that of the address")
-	p.BoolVar(&far.AllowInsecure, "allow-insecure", false, "reach Carbide on another machine without TLS")
+	p.StringVar(&far.TLS.CA, "tls-ca", "", "`file` with the CA certificates to verify Carbide's certificate; default: the system's")
+	p.StringVar(&far.TLS.Cert, "tls-cert", "", "`file` with the client certificate for Carbide")
+	p.StringVar(&far.TLS.Key, "tls-key", "", "`file` with the client key for Carbide")
+	p.StringVar((*string)(&far.TLS.Mode), "tls-mode", "", "TLS `mode`: off, server or mutual; default: mutual")
+	p.StringVar(&far.TLS.ServerName, "tls-server-name", "", "the `name` in Carbide's certificate, if it differs from the address")
+	p.BoolVar(&far.AllowInsecure, "allow-insecure", false, "connect to Carbide on another machine without TLS")
 	_ = c.RegisterFlagCompletionFunc("tls-mode", cobra.FixedCompletions([]string{"off", "server", "mutual"}, cobra.ShellCompDirectiveNoFileComp))
 	c.ValidArgsFunction = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return nil, cobra.ShellCompDirectiveFilterDirs
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if far.Address == "" && far != (carbide.Config{}) {
-			return &view.Problem{What: "the flags of TLS are for -carbide, which is not given", Fix: "Say where the service is: -carbide=HOST:PORT"}
+			return &view.Problem{What: "the TLS flags require -carbide", Fix: "Add the address of the service: -carbide=HOST:PORT"}
 		}
 		dir := "."
 		if len(args) == 1 {
@@ -108,7 +108,7 @@ func (a *app) begun(ctx context.Context, dir string, far carbide.Config) error {
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		path := filepath.Join(dir, name)
 		if _, err := os.Lstat(path); name == ignoreName && err == nil { // of an existing repository
-			a.view.Note(path + " is there and stays as it is: see that it has " + strings.TrimSpace(texts[name]) + ", which is the store.")
+			a.view.Note(path + " already exists and was left unchanged: make sure that it contains " + strings.TrimSpace(texts[name]) + ", which is the store.")
 			continue
 		}
 		if err := writeNew(path, []byte(texts[name])); err != nil {
@@ -132,7 +132,7 @@ func (a *app) newSite(dir string) (schema.Site, error) {
 			return schema.Site{}, err
 		}
 		site.Name = strings.ToLower(filepath.Base(whole))
-		from = "That is what the name of the directory gives. "
+		from = "The name was taken from the directory. "
 	}
 	text, err := beginnings(site, all.Config{})
 	if err != nil {
@@ -140,7 +140,7 @@ func (a *app) newSite(dir string) (schema.Site, error) {
 	}
 	if _, ds := load.Document(context.Background(), sch, load.Options{}, load.Source{Name: documentName, Data: []byte(text[documentName])}); ds.HasErrors() {
 		return schema.Site{}, &view.Problem{
-			What: fmt.Sprintf("a site cannot be called %q", site.Name), Where: from + ds[0].Detail, Fix: "Say what it is called: -site=NAME",
+			What: fmt.Sprintf("invalid site name %q", site.Name), Where: from + ds[0].Detail, Fix: "Choose a name: -site=NAME",
 		}
 	}
 	return site, nil
@@ -157,13 +157,13 @@ func (a *app) noneThere(dir string) error {
 	if len(there) == 0 {
 		return nil
 	}
-	verb := "is"
+	verb := "exists"
 	if len(there) > 1 {
-		verb = "are"
+		verb = "exist"
 	}
 	return &view.Problem{
-		What: strings.Join(there, ", ") + " " + verb + " there already, and nothing is overwritten: nothing was written",
-		Fix:  "Name another directory: converge init DIR. In a workspace go on with: " + a.within(dir) + " plan " + documentName,
+		What: strings.Join(there, ", ") + " already " + verb + "; existing files are not overwritten, so nothing was written",
+		Fix:  "Choose another directory: converge init DIR. In an existing workspace, continue with: " + a.within(dir) + " plan " + documentName,
 	}
 }
 
@@ -193,8 +193,8 @@ func (a *app) lookAt(ctx context.Context, conf *config.File, site schema.Site) (
 	}
 	if unknown := found.Unknown(); len(unknown) > 0 && len(found.Observed.Things) == 0 {
 		return nil, &view.Problem{
-			What: "Carbide at " + conf.Carbide.Address + " cannot be looked at: nothing was written", Where: unknown[0].Error,
-			Fix: "Mend that, or leave out -carbide and say later in " + config.Name + " where it is.",
+			What: "Carbide at " + conf.Carbide.Address + " could not be observed: nothing was written", Where: unknown[0].Error,
+			Fix: "Fix that, or omit -carbide and set its address in " + config.Name + " later.",
 		}
 	}
 	return found, nil
@@ -212,7 +212,7 @@ func beginnings(site schema.Site, reached all.Config) (map[string]string, error)
 	text := string(conf)
 	if reached.Carbide == nil {
 		text += `
-# Where the site is reached:
+# How to reach the site:
 #
 # carbide:
 #   address: HOST:PORT
@@ -225,15 +225,15 @@ func beginnings(site schema.Site, reached all.Config) (map[string]string, error)
 		config.Name: text,
 		documentName: `apiVersion: "converge.dev/v1"
 
-// The ids of what converge makes derive from this one: it never changes.
+// The ids of objects that converge creates are derived from this id: never change it.
 site: {name: "` + site.Name + `", id: "` + site.ID + `"}
 
-// What the site has, for example:
+// The resources of the site, for example:
 //
 //	carbide: tenant: acme: {}
 //	carbide: vpc: prod: tenant: "acme"
 //
-// converge schema lists the kinds, converge schema carbide.vpc says what one may hold.
+// converge schema lists the kinds, converge schema carbide.vpc shows the fields of one.
 carbide: {}
 `,
 		ignoreName: "/" + storeName + "/\n",
@@ -260,7 +260,7 @@ func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *surv
 	if found != nil {
 		text += "\nCarbide answers"
 		if server.Identity != "" {
-			text += fmt.Sprintf(", calls itself %q", server.Identity)
+			text += fmt.Sprintf(", identifies itself as %q", server.Identity)
 		}
 		if server.Build != "" {
 			text += fmt.Sprintf(", runs %q", server.Build)
@@ -271,7 +271,7 @@ func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *surv
 			total += counts[kind]
 		}
 		for _, kind := range missing {
-			text += fmt.Sprintf("       -  %s, which this server does not have\n", kind)
+			text += fmt.Sprintf("       -  %s, not supported by this server\n", kind)
 		}
 		for _, u := range found.Unknown() {
 			text += fmt.Sprintf("       ?  %s: %s\n", u.Kind, u.Error)
@@ -279,7 +279,7 @@ func (a *app) sayBegun(dir string, site schema.Site, wrote []string, found *surv
 	}
 	text += "\nNext: " + a.within(dir) + " plan " + documentName + "\n"
 	if total > 0 {
-		text += "To see what exists as a document: " + a.within(dir) + " import -discover " + documentName + "\n"
+		text += "To write existing objects as a document: " + a.within(dir) + " import -discover " + documentName + "\n"
 	}
 	return a.did(false, map[string]any{"site": site, "wrote": wrote, "found": counts, "unsupported": missing, "identity": server.Identity, "build": server.Build}, text)
 }

@@ -32,30 +32,30 @@ func (a *app) inventoryCommand() *cobra.Command {
 	var since int64
 	c := &cobra.Command{
 		Use:   "inventory [DOC...]",
-		Short: "List what the site has",
-		Long: `Look at everything that the configured providers show, kind by kind, with its health
-and state: what converge made, and what it did not. The site itself is not changed;
-what was seen is remembered in the store, so that deletions can be told.
+		Short: "List the objects of the site",
+		Long: `Observe everything the configured providers expose, kind by kind, with its health and
+state, whether converge created it or not. The site itself is not changed; what was
+observed is recorded in the store, so that deletions can be reported.
 
-With -json the inventory comes in pages, one JSON object a line. Every item has the
-revision at which it changed last, also one that is gone. Keep for each thing the item
-with the greatest revision, and no page that comes late brings back what is deleted.
-With -since-revision=N only what changed after N is listed.
+With -json the inventory is written in pages, one JSON object per line. Every item has
+the revision at which it last changed, including deleted ones. For each object, keep the
+item with the greatest revision: a page that arrives late then cannot bring back a
+deleted object. With -since-revision=N only changes after N are listed.
 
-It exits with 8 when a part of the site could not be seen, also because the server does
-not support a kind; every page says which.`,
+It exits with 8 when part of the site could not be observed, or the server does not
+support a kind; every page says which.`,
 		Example: `  converge inventory
   converge inventory -json -page-size=25
   converge inventory -json -since-revision=41`,
 	}
-	c.Flags().IntVar(&size, "page-size", 100, "how many items a page has, a `n`umber")
-	c.Flags().Int64Var(&since, "since-revision", 0, "only what changed after this `revision`")
+	c.Flags().IntVar(&size, "page-size", 100, "maximum `n`umber of items per page")
+	c.Flags().Int64Var(&since, "since-revision", 0, "list only what changed after this `revision`")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if size < 1 {
-			return &view.Problem{What: fmt.Sprintf("-page-size is %d: want at least 1", size)}
+			return &view.Problem{What: fmt.Sprintf("invalid -page-size %d: want at least 1", size)}
 		}
 		if since < 0 {
-			return &view.Problem{What: fmt.Sprintf("-since-revision is %d: want no less than 0", since)}
+			return &view.Problem{What: fmt.Sprintf("invalid -since-revision %d: want 0 or more", since)}
 		}
 		ctx := c.Context()
 		m := refuse

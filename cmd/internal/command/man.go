@@ -17,8 +17,8 @@ func (a *app) manCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "man DIR",
 		Short: "Write the manual pages",
-		Long: `Write the manual pages into a directory, which is made: converge.1, and one for each
-command. They say what -help says. Pages of an earlier version are replaced.`,
+		Long: `Write the manual pages to DIR, which is created if needed: converge.1, and one for each
+command. They contain the text of -help. Pages of an earlier version are replaced.`,
 		Example: "  converge man /usr/local/share/man/man1\n  converge man man && man man/converge-plan.1",
 		Args:    exactly(1),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -49,7 +49,7 @@ command. They say what -help says. Pages of an earlier version are replaced.`,
 		if err := write(c.Root()); err != nil {
 			return err
 		}
-		return a.did(false, map[string]any{"wrote": wrote}, fmt.Sprintf("Wrote %d pages into %s\n", len(wrote), args[0]))
+		return a.did(false, map[string]any{"wrote": wrote}, fmt.Sprintf("Wrote %d pages to %s\n", len(wrote), args[0]))
 	}
 	return c
 }

@@ -36,13 +36,13 @@ type planning struct {
 func (f *planning) bind(a *app, c *cobra.Command) {
 	a.bindLayout(c)
 	p := c.Flags()
-	p.StringArrayVar(&f.target, "target", nil, "only this `ref` and what it needs; * stands for anything, may be repeated")
-	p.StringArrayVar(&f.exclude, "exclude", nil, "not this `ref` and not what needs it; may be repeated")
-	p.StringArrayVar(&f.replace, "replace", nil, "make this `ref` anew even when nothing differs; may be repeated")
-	p.StringVar(&f.maxDestroy, "max-destroy", "", "refuse to destroy more than this, a `limit` such as 3 or 10%")
-	p.BoolVar(&f.partial, "allow-partial", false, "go on although a part of the site cannot be seen, or is left out")
-	p.BoolVar(&f.missing, "allow-missing", false, "go on although most or all of what was made is not there any more, or another server answers")
-	p.BoolVar(&f.sweep, "sweep", false, "remove the strays that converge is certain to have given up, and do nothing else")
+	p.StringArrayVar(&f.target, "target", nil, "include only this `ref` and what it depends on, with * as wildcard; may be repeated")
+	p.StringArrayVar(&f.exclude, "exclude", nil, "exclude this `ref` and everything that depends on it; may be repeated")
+	p.StringArrayVar(&f.replace, "replace", nil, "recreate this `ref` even if nothing differs; may be repeated")
+	p.StringVar(&f.maxDestroy, "max-destroy", "", "refuse to destroy more than this `limit`, such as 3 or 10%")
+	p.BoolVar(&f.partial, "allow-partial", false, "continue even if part of the site could not be observed or is skipped")
+	p.BoolVar(&f.missing, "allow-missing", false, "continue even if most or all of the objects created are gone, or another server answers")
+	p.BoolVar(&f.sweep, "sweep", false, "only remove the strays that converge has certainly given up")
 	for _, name := range []string{"target", "exclude", "replace"} {
 		_ = c.RegisterFlagCompletionFunc(name, a.completeRefs)
 	}
@@ -50,7 +50,7 @@ func (f *planning) bind(a *app, c *cobra.Command) {
 
 // bindRefresh adds the flag for commands that follow a document.
 func (f *planning) bindRefresh(c *cobra.Command) {
-	c.Flags().StringVar(&f.refresh, "refresh", refreshAll, "`what` to look at: all, or changed (only what the document changes)")
+	c.Flags().StringVar(&f.refresh, "refresh", refreshAll, "`what` to observe: all, or changed (only what the document changes)")
 	_ = c.RegisterFlagCompletionFunc("refresh", cobra.FixedCompletions([]string{refreshAll, refreshChanged}, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -66,14 +66,14 @@ func (f *planning) check() error {
 // holds, because nobody is watching.
 func (f *planning) options(automation bool) (plan.Options, error) {
 	if f.destroy && len(f.replace) > 0 {
-		return plan.Options{}, &view.Problem{What: "-destroy and -replace contradict each other: what is destroyed is not made anew"}
+		return plan.Options{}, &view.Problem{What: "-destroy and -replace cannot be combined: destroyed resources are not recreated"}
 	}
 	if f.sweep && (f.destroy || len(f.replace) > 0) {
-		return plan.Options{}, &view.Problem{What: "-sweep does nothing but remove strays: -destroy and -replace have no place beside it"}
+		return plan.Options{}, &view.Problem{What: "-sweep only removes strays: it cannot be combined with -destroy or -replace"}
 	}
 	if f.maxDestroy != "" {
 		if _, err := plan.Budget(f.maxDestroy, 0); err != nil {
-			return plan.Options{}, &view.Problem{What: fmt.Sprintf("-max-destroy is %q; want a number such as 3 or a share such as 10%%", f.maxDestroy), Err: err}
+			return plan.Options{}, &view.Problem{What: fmt.Sprintf("invalid -max-destroy %q: want a number such as 3 or a share such as 10%%", f.maxDestroy), Err: err}
 		}
 	}
 	for _, list := range [][]string{f.target, f.exclude, f.replace} {
@@ -93,8 +93,8 @@ func checkPatterns(patterns []string) error {
 		_, err := path.Match(p, "")
 		if parts := strings.Split(p, "/"); len(parts) != 3 || slices.Contains(parts, "") || err != nil {
 			return &view.Problem{
-				What: fmt.Sprintf("%q is not the pattern of a ref", p),
-				Fix:  "Want SCOPE/KIND/NAME, for example site/carbide.vpc/prod or gpu-01/ovs.*/*. See what there is with: converge state list",
+				What: fmt.Sprintf("invalid ref pattern %q", p),
+				Fix:  "Want SCOPE/KIND/NAME, for example site/carbide.vpc/prod or gpu-01/ovs.*/*. To list the recorded resources: converge state list",
 			}
 		}
 	}
@@ -108,39 +108,39 @@ func (a *app) planCommand() *cobra.Command {
 	c := lines(&cobra.Command{
 		Use:   "plan [DOCUMENT...]",
 		Short: "Show what would change",
-		Long: `Look at the site and show what would make it as the document says. Nothing is
+		Long: `Observe the site and show the changes that would make it match the document. Nothing is
 changed.
 
-The document is one or several files (CUE, JSON, YAML), or a directory of such
-files. Of a directory the CUE files are meant, and the JSON and YAML files that have
-an apiVersion of converge, without names that begin with a dot or an underscore.
-Without a document it is what the cloud has left in the inbox, which stays there, and
-otherwise the newest in the store; converge apply accepts what lies in the inbox.
+The document is one or more files (CUE, JSON, YAML), or a directory of such files. In a
+directory, these are the CUE files, and the JSON and YAML files with an apiVersion of
+converge, except those whose names start with a dot or an underscore. The default is
+the document that the cloud left in the inbox, which stays there, or else the newest
+one in the store; converge apply accepts the one in the inbox.
 
-With -refresh=changed only what the document says otherwise than the revision that was
-applied last is looked at and planned, with what that refers to and what has to follow.
-All else is taken to be as it was left: neither drift nor a secret with another value, or
-one that may no longer be read, is noticed there. Of a document in the store nothing else
-is read. The whole site is planned, and it says why, when that alone cannot be decided:
-when it would be refused, when the records were changed by hand, or when an older run was
-resumed or rolled back since.
+With -refresh=changed, only resources whose declaration differs from the revision applied
+last are observed and planned, with what they refer to and what has to follow. All else
+is assumed to be as it was left: neither drift nor a secret with another value, or one
+that may no longer be read, is noticed there. Nothing else is read of a document in the
+store. The whole site is planned, and the reason shown, when that part alone cannot be
+decided: when it would be refused, when the records were changed by hand, or when an
+older run was resumed or rolled back since.
 
-Values that are very long are cut; -full shows everything, -summary only numbers, one
-screen for the largest plan. They and -group-by shape the text alone.
+Very long values are truncated; -full shows everything, -summary only counts, one screen
+for the largest plan. These flags and -group-by affect only the text output.
 
-With -json the lines of Terraform's JSON UI are written; converge show -json FILE
-gives a saved plan as one document.`,
+With -json the output is in the line format of Terraform's JSON UI; converge show -json
+FILE prints a saved plan as one document.`,
 		Example: `  converge plan site.cue
   converge plan -out=tfplan site.cue
   converge plan -summary site.cue           counts instead of steps
   converge plan -full -group-by=kind site.cue
   converge plan -detailed-exitcode          exits with 2 when there are changes
-  converge plan -refresh=changed            in a large site, without looking at all of it
+  converge plan -refresh=changed            in a large site, without observing all of it
   converge plan -target='site/carbide.vpc/*' site.cue`,
 		ValidArgsFunction: completeDocuments,
 	})
 	p := c.Flags()
-	p.BoolVar(&f.destroy, "destroy", false, "plan to destroy everything that is recorded")
+	p.BoolVar(&f.destroy, "destroy", false, "plan to destroy all recorded resources")
 	p.StringVar(&out, "out", "", "save the plan to this `file`")
 	p.BoolVar(&detailed, "detailed-exitcode", false, "exit with 2 when there are changes")
 	f.bindRefresh(c)
@@ -174,13 +174,13 @@ gives a saved plan as one document.`,
 		}
 		var held *engine.HeldError
 		if err := e.Held(ctx, made); errors.As(err, &held) {
-			a.view.Warn("this plan could not be applied: " + view.Held(held))
+			a.view.Warn("this plan cannot be applied: " + view.Held(held))
 		} else if err != nil {
 			return err
 		}
 		if len(args) > 0 { // documents from the store or the inbox were checked when they were read
 			if err := s.admit(ctx, made); errors.As(err, new(refusal)) {
-				a.view.Warn("this plan could not be applied: " + err.Error())
+				a.view.Warn("this plan cannot be applied: " + err.Error())
 			} else if err != nil {
 				return err
 			}
@@ -245,7 +245,7 @@ func (s *session) save(c *cobra.Command, e *engine.Engine, p *plan.Plan, path st
 	}
 	note := fmt.Sprintf("\nSaved the plan to %s\n  sha256:%s", path, digest)
 	if !s.env.automation() && len(p.Refusals) == 0 && (len(p.Unknown) == 0 || partial) {
-		note += "\nTo carry out exactly this: " + s.applying(c, p, path, partial)
+		note += "\nTo apply exactly this plan: " + s.applying(c, p, path, partial)
 	}
 	s.view.Note(note)
 	return nil
@@ -261,7 +261,7 @@ func replaceable(path string) error {
 		return nil
 	}
 	if saved, err := readPlan(path); saved == nil && err == nil {
-		return fmt.Errorf("%s is there, and is no saved plan", path)
+		return fmt.Errorf("%s already exists and is not a saved plan", path)
 	}
 	return nil
 }
@@ -270,7 +270,7 @@ func replaceable(path string) error {
 func notSaved(path string, err error) error {
 	p := &view.Problem{What: "the plan was not saved", Where: err.Error(), Err: err}
 	if replaceable(path) != nil {
-		p.Fix = "Name a new file, or a saved plan to replace: -out=FILE. To get the plan as JSON on standard output: converge show -json FILE"
+		p.Fix = "Choose a new file, or a saved plan to replace: -out=FILE. To print a plan as JSON to standard output: converge show -json FILE"
 	}
 	return p
 }

@@ -17,11 +17,11 @@ func (a *app) mayAsk(approved bool, fix string) error {
 	case approved:
 		return nil
 	case a.flags.json:
-		return &view.Problem{What: "with -json nobody can be asked", Fix: fix}
+		return &view.Problem{What: "approval is required, and -json disables prompts", Fix: fix}
 	case !a.flags.input:
-		return &view.Problem{What: "this needs an approval, and -input=false says not to ask", Fix: fix}
+		return &view.Problem{What: "approval is required, and -input=false disables prompts", Fix: fix}
 	case !term.IsTerminal(int(a.sys.Stdin.Fd())):
-		return &view.Problem{What: "this needs an approval, and standard input is not a terminal", Fix: fix}
+		return &view.Problem{What: "approval is required, and standard input is not a terminal", Fix: fix}
 	}
 	return nil
 }

@@ -20,23 +20,23 @@ func (a *app) stateRebuildCommand() *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
 		Use:   "rebuild [DOC...]",
-		Short: "Record again what bears the mark of this site",
-		Long: `Look at everything that the configured providers show, and record what bears the mark
-of this site, or has an id that only this site gives, and is not recorded: after the
-store was lost, or lost some of it. Records that are there stay as they are, and what
-the document says is external is left to others.
+		Short: "Rebuild records from the ownership marks of this site",
+		Long: `Observe everything the configured providers expose, and record each object that carries
+this site's mark, or has an id that only this site assigns, and is not recorded: after
+the store, or part of it, was lost. Existing records are left unchanged, and objects that
+the document declares external are left to others.
 
-What the documents said of these things is not known any more, so drift shows only which
-of them are gone, until the next apply compares the document with what is there. What
-DOC, or the document in the store, says now of protect, on_remove and ignore holds at
-once. What DOC does not declare is listed: the next apply removes it. Whether it had been
-left to others (on_remove: forget) is not known any more; if so, declare it with
-external: true. The site is that of DOC, or of the store. After the loss of a whole
-store say so as well: converge state restored.`,
+What the documents said about these objects is no longer known, so drift shows only
+which of them are gone, until the next apply compares the document with the site. The
+current values of protect, on_remove and ignore in DOC, or in the document in the store,
+apply at once. Objects that DOC does not declare are listed: the next apply removes them.
+Whether they had been left to others (on_remove: forget) is no longer known; if so,
+declare them with external: true. The site is that of DOC, or of the store. After the
+loss of a whole store, also run: converge state restored.`,
 		Example: `  converge state rebuild -dry-run site.cue
   converge state rebuild site.cue`,
 	}
-	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
+	c.Flags().BoolVar(&dry, "dry-run", false, "only show what would be done")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		m := create
@@ -51,7 +51,7 @@ store say so as well: converge state restored.`,
 			return err
 		}
 		if of.Site.ID == "" {
-			return &view.Problem{What: "the id of the site is not known", Fix: "Name the site's document, or any with the same site.id: converge state rebuild site.cue"}
+			return &view.Problem{What: "the site id is not known", Fix: "Specify the site's document, or any with the same site.id: converge state rebuild site.cue"}
 		}
 		if len(args) == 0 {
 			if of.declared, err = s.resources(ctx); err != nil {

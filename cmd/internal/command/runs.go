@@ -16,13 +16,13 @@ import (
 func (a *app) runsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "runs",
-		Short: "List what was applied, newest first",
+		Short: "List runs, newest first",
 		Long: `List the runs of the site, newest first: what was carried out, how it ended, and by
 whom.
 
-With -follow the run that is open is shown step by step while another process carries it
-out, from its beginning until it ends; with -json as the lines that apply writes. When
-that process is gone and the run has not ended, it exits with 4.`,
+With -follow the open run is shown step by step while another process carries it out,
+from its start until it ends; with -json as the lines that apply writes. If that process
+is gone and the run has not finished, it exits with 4.`,
 		Example: `  converge runs
   converge runs -json
   converge runs -follow
@@ -30,7 +30,7 @@ that process is gone and the run has not ended, it exits with 4.`,
 		Args: exactly(0),
 	}
 	var follow bool
-	c.Flags().BoolVar(&follow, "follow", false, "show the open run while it is carried out")
+	c.Flags().BoolVar(&follow, "follow", false, "show the open run while it is in progress")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if follow && a.flags.json {
 			a.view = a.newView(true, lines(c))
@@ -63,7 +63,7 @@ that process is gone and the run has not ended, it exits with 4.`,
 func (s *session) recount(ctx context.Context, run *state.Run) {
 	done, err := engine.Finished(ctx, s.store, *run)
 	if err != nil {
-		s.view.Warn("how far run " + run.ID + " came is not known: " + err.Error())
+		s.view.Warn("the progress of run " + run.ID + " could not be determined: " + err.Error())
 		return
 	}
 	run.Done = done
@@ -86,7 +86,7 @@ func (s *session) follow(ctx context.Context, runs []state.Run) error {
 	}
 	err := engine.Follow(ctx, s.store, runs[i], steps.Event)
 	if errors.Is(err, engine.ErrAbandoned) {
-		return &openRun{run: runs[i].ID, err: &view.Problem{What: err.Error(), Fix: "To go on with it: converge resume " + runs[i].ID, Err: err}}
+		return &openRun{run: runs[i].ID, err: &view.Problem{What: err.Error(), Fix: "To resume it: converge resume " + runs[i].ID, Err: err}}
 	}
 	if ctx.Err() != nil && s.signal.Load() != nil {
 		return outcome(s.interrupted()) // only the watching ends
@@ -106,14 +106,14 @@ func (a *app) resumeCommand() *cobra.Command {
 	var f applying
 	c := lines(&cobra.Command{
 		Use:   "resume [RUN]",
-		Short: "Go on with a run that did not end",
-		Long: `Go on with the run that is open or partial, from where its journal says that it
-stands. What became of calls whose outcome is unknown is found out by looking. A run
-that was being undone goes on being undone, to the step that was asked for. Nothing is
-asked: the plan of the run was approved when it began, and nothing but that is done.
+		Short: "Resume an unfinished run",
+		Long: `Continue the open or partial run from where its journal left off. If the outcome of a
+call is unknown, it is determined by observing. A run that was being undone continues to
+be undone, to the step requested. No approval is asked for: the plan of the run was
+approved when it started, and nothing else is done.
 
-A partial run is refused (7) when a later run has changed what it touched, or was
-carried out after its hold was released.`,
+A partial run is refused (7) if a later run has changed what it touched, or was carried
+out after its hold was released.`,
 		Example: `  converge resume
   converge resume 20261120-121537.042-9f3a01`,
 		Args:              between(0, 1),
@@ -132,16 +132,17 @@ func (a *app) rollbackCommand() *cobra.Command {
 	var f applying
 	c := lines(&cobra.Command{
 		Use:   "rollback RUN",
-		Short: "Undo a run",
-		Long: `Show what undoing a run would do, ask, and do it: in reverse order, with a look at all
-of it once more. It is refused when the run did something that cannot be undone
-exactly, or when something has changed since.
+		Short: "Roll back a run",
+		Long: `Show what rolling back a run would do, ask for approval, and do it, in reverse order,
+verifying all of it by observing again. It is refused if the run did something that
+cannot be undone exactly, or if something has changed since.
 
-With -to-step=N the first N steps are kept, as converge show -run numbers them, and only
-those after them are undone and looked at. What is kept must be done; it needs nothing of
-what is undone. The run then ends "rolled back to step N": the site is neither as before
-the run nor as its document says, and the next plan has the undone steps again. It can be
-rolled back further. When a rollback is killed, converge resume goes on to the same step.`,
+With -to-step=N the first N steps are kept, as numbered by converge show -run, and only
+the steps after them are rolled back and verified. The kept steps must be done; they need
+nothing of what is undone. The run then ends "rolled back to step N": the site matches
+neither its state before the run nor its document, and the next plan has the undone steps
+again. It can be rolled back further. If a rollback is killed, converge resume continues
+to the same step.`,
 		Example: `  converge rollback 20261120-121537.042-9f3a01
   converge rollback -dry-run 20261120-121537.042-9f3a01
   converge rollback -to-step=3 20261120-121537.042-9f3a01
@@ -149,10 +150,10 @@ rolled back further. When a rollback is killed, converge resume goes on to the s
 		Args:              exactly(1),
 		ValidArgsFunction: a.completeRuns,
 	})
-	c.Flags().BoolVar(&f.approve, "auto-approve", false, "do not ask")
+	c.Flags().BoolVar(&f.approve, "auto-approve", false, "do not ask for confirmation")
 	a.bindLayout(c)
-	c.Flags().BoolVar(&dry, "dry-run", false, "only show what would be undone")
-	c.Flags().Uint32Var(&to, "to-step", 0, "keep the steps up to this `n`umber and undo those after it; 0 undoes all")
+	c.Flags().BoolVar(&dry, "dry-run", false, "only show what would be rolled back")
+	c.Flags().Uint32Var(&to, "to-step", 0, "keep the steps up to this `n`umber and roll back those after it; 0 rolls back all")
 	_ = c.RegisterFlagCompletionFunc("to-step", a.completeSteps)
 	c.MarkFlagsMutuallyExclusive("dry-run", "auto-approve")
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -181,19 +182,19 @@ rolled back further. When a rollback is killed, converge resume goes on to the s
 		}
 		if dry {
 			if held != nil {
-				a.view.Warn("this could not be undone now: " + view.Held(held))
+				a.view.Warn("this cannot be rolled back now: " + view.Held(held))
 			}
 			return nil
 		}
 		if !f.approve && !p.Empty() {
-			if err := a.mayAsk(false, "Look at it with -dry-run; when that is what you want, give -auto-approve."); err != nil {
+			if err := a.mayAsk(false, "Review it with -dry-run; if that is what you want, use -auto-approve."); err != nil {
 				return err
 			}
 			what := "this run"
 			if to > 0 {
-				what = fmt.Sprintf("what this run did after step %d", to)
+				what = fmt.Sprintf("the steps of this run after step %d", to)
 			}
-			if err := a.ask(ctx, "Do you want to undo "+what+"?\n  converge will do what is shown above, and look at all of it once more.", "Rollback cancelled."); err != nil {
+			if err := a.ask(ctx, "Do you want to roll back "+what+"?\n  converge will do what is shown above, and verify all of it by observing again.", "Rollback cancelled."); err != nil {
 				return err
 			}
 		}

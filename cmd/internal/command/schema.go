@@ -16,17 +16,17 @@ func (a *app) schemaCommand() *cobra.Command {
 	var format string
 	c := &cobra.Command{
 		Use:   "schema [KIND]",
-		Short: "Show what a document may hold",
-		Long: `Show the fields of a kind and an example of one, or without KIND the list of kinds.
-The whole schema comes as CUE or as JSON Schema, for editors; as JSON it is converge's
-own description.`,
+		Short: "Show what a document may contain",
+		Long: `Show the fields of a kind and an example, or without KIND the list of kinds. The whole
+schema is available as CUE or as JSON Schema, for editors; as JSON it is converge's own
+description.`,
 		Example: `  converge schema
   converge schema carbide.vpc
   converge schema -format=jsonschema > converge.schema.json`,
 		Args:              between(0, 1),
 		ValidArgsFunction: a.completeKinds,
 	}
-	c.Flags().StringVar(&format, "format", "", "text, json, cue or jsonschema, a `format`")
+	c.Flags().StringVar(&format, "format", "", "output `format`: text, json, cue or jsonschema")
 	_ = c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"text", "json", "cue", "jsonschema"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		format, err := a.format(format, "text", "json", "cue", "jsonschema")
@@ -43,7 +43,7 @@ own description.`,
 		kind := s.Kinds()[args[0]]
 		if kind == nil {
 			return &view.Problem{
-				What: fmt.Sprintf("there is no kind %q", args[0]),
+				What: fmt.Sprintf("unknown kind %q", args[0]),
 				Fix:  strings.TrimSpace(nearest.DidYouMeanKind(args[0], s.Kinds().Names()) + " See: converge schema"),
 			}
 		}
@@ -58,7 +58,7 @@ own description.`,
 			a.print(text)
 			return err
 		}
-		return &view.Problem{What: "-format=" + format + " gives the whole schema, not one kind", Fix: "Leave out " + kind.Name + ", or use -format=text or json."}
+		return &view.Problem{What: "-format=" + format + " prints the whole schema, not one kind", Fix: "Omit " + kind.Name + ", or use -format=text or json."}
 	}
 	return c
 }

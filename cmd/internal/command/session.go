@@ -91,7 +91,7 @@ func (a *app) openOr(ctx context.Context, doc *schema.Document, documents []stri
 		if named != "" && named != doc.Site.Name {
 			return nil, &view.Problem{
 				What:  "the document is for another site",
-				Where: "the document says " + doc.Site.Name + "; -site, " + envSite + " or " + config.Name + " say " + named,
+				Where: "the document names " + doc.Site.Name + "; -site, " + envSite + " or " + config.Name + " names " + named,
 				Fix:   "Correct one of them.",
 				Err:   errOtherSite,
 			}
@@ -123,8 +123,8 @@ func (a *app) openStore(ctx context.Context, conf *config.File, documents []stri
 	}
 	if endpoint := conf.Etcd.Refused(o.Endpoints); endpoint != "" {
 		return nil, "", &view.Problem{
-			What: "etcd at " + endpoint + " is another machine: without TLS anybody between could change the site",
-			Fix:  "Use an https:// endpoint. If the network in between is trusted: etcd: {allow_insecure: true} in " + config.Name + ".",
+			What: "etcd at " + endpoint + " is on another machine: without TLS, anyone in between could change the site",
+			Fix:  "Use an https:// endpoint. If the network in between is trusted, set etcd: {allow_insecure: true} in " + config.Name + ".",
 		}
 	}
 	if place = "etcd at " + strings.Join(o.Endpoints, ","); len(o.Endpoints) > 0 {
@@ -138,7 +138,7 @@ func (a *app) openStore(ctx context.Context, conf *config.File, documents []stri
 	}
 	a.closers = append(a.closers, func() {
 		if err := kv.Close(); err != nil {
-			a.log.Warn("closing the store", "error", err)
+			a.log.Warn("failed to close the store", "error", err)
 		}
 	})
 	return kv, place, nil
@@ -150,13 +150,13 @@ func (s *session) known(ctx context.Context) error {
 	if err != nil || slices.Contains(sites, s.site) {
 		return err
 	}
-	where := "It holds no site yet."
+	where := "It has no sites yet."
 	if len(sites) > 0 {
-		where = "It holds: " + strings.Join(sites, ", ")
+		where = "It has: " + strings.Join(sites, ", ")
 	}
 	return &view.Problem{
-		What: "the store holds no site " + s.site, Where: where,
-		Fix: trimmed(nearest.DidYouMean(s.site, sites), "A site begins with its document: converge plan site.cue, or converge put site.cue"),
+		What: "the store has no site " + s.site, Where: where,
+		Fix: trimmed(nearest.DidYouMean(s.site, sites), "Start a site with its document: converge plan site.cue, or converge put site.cue"),
 	}
 }
 
@@ -168,11 +168,11 @@ func (a *app) onlySite(ctx context.Context, kv state.KV) (string, error) {
 	}
 	switch len(sites) {
 	case 0:
-		return "", &view.Problem{What: "the store holds no site yet", Fix: a.firstDocument()}
+		return "", &view.Problem{What: "the store has no sites yet", Fix: a.firstDocument()}
 	case 1:
 		return sites[0], nil
 	}
-	return "", &view.Problem{What: "the store holds several sites", Where: strings.Join(sites, ", "), Fix: "Say which is meant with -site=NAME."}
+	return "", &view.Problem{What: "the store has several sites", Where: strings.Join(sites, ", "), Fix: "Choose one with -site=NAME."}
 }
 
 // engine returns the engine of the site. It is closed at the end of the command.
@@ -194,7 +194,7 @@ func (s *session) engine() (*engine.Engine, error) {
 	})
 	s.closers = append(s.closers, func() {
 		if err := e.Close(); err != nil {
-			s.view.Warn("closing the providers: " + err.Error())
+			s.view.Warn("failed to close the providers: " + err.Error())
 		}
 	})
 	return e, nil
@@ -223,7 +223,7 @@ func (s *session) opener() func(context.Context, schema.Site, []providers.Need) 
 // whereConfig returns which configuration was used.
 func (s *session) whereConfig() string {
 	if s.conf.Path == "" {
-		return "There is no " + config.Name + " beside the document, here, or above; it says how the providers are reached."
+		return "There is no " + config.Name + " next to the document, in the current directory, or above; it defines how to reach the providers."
 	}
 	return "The configuration is " + s.conf.Path + "."
 }

@@ -51,25 +51,25 @@ type shared struct {
 
 func (f *shared) bind(c *cobra.Command) {
 	p := c.PersistentFlags()
-	p.StringVar(&f.chdir, "chdir", "", "work in this `dir`ectory")
-	p.StringVar(&f.site, "site", "", "the `name` of the site, where no document says it")
-	p.StringVar(&f.config, "config", "", "the configuration `file`; otherwise converge.yaml beside the document, here, or above")
-	p.BoolVar(&f.json, "json", false, "write JSON to standard output, and nothing else")
+	p.StringVar(&f.chdir, "chdir", "", "run in this `dir`ectory")
+	p.StringVar(&f.site, "site", "", "the `name` of the site, if no document gives it")
+	p.StringVar(&f.config, "config", "", "configuration `file`; default: converge.yaml next to the document, in this directory, or above")
+	p.BoolVar(&f.json, "json", false, "write only JSON to standard output")
 	p.BoolVar(&f.color, "color", false, "use colours even in a pipe")
-	p.BoolVar(&f.noColor, "no-color", false, "use no colours")
-	p.BoolVar(&f.quiet, "quiet", false, "show no progress, and no plan where nobody is asked about it")
-	p.BoolVar(&f.input, "input", true, "ask where an answer is needed; -input=false never asks")
-	p.DurationVar(&f.lockTimeout, "lock-timeout", 0, "how long to wait for another process, a `duration` such as 5m")
-	p.IntVar(&f.parallelism, "parallelism", 10, "how many steps act at the same time, a `n`umber; calls: carbide.parallel")
-	p.DurationVar(&f.timeout, "timeout", 0, "end in order after this `duration`")
-	p.StringVar(&f.logLevel, "log-level", "", "log to standard error: trace (etcd as well), debug, info, warn or error, a `level`")
-	p.StringSliceVar(&f.endpoints, "etcd-endpoints", nil, "the `urls` of the store's etcd, with commas; without any it is embedded")
-	p.StringVar(&f.ca, "etcd-ca", "", "PEM `file` of the authorities of etcd")
-	p.StringVar(&f.cert, "etcd-cert", "", "PEM `file` of our certificate for etcd")
-	p.StringVar(&f.key, "etcd-key", "", "PEM `file` of its key")
-	p.StringVar(&f.dataDir, "data-dir", "", "the `dir`ectory of the embedded store; otherwise .converge beside converge.yaml")
-	p.DurationVar(&f.evalTimeout, "eval-timeout", 0, fmt.Sprintf("how much processor time a document may take to evaluate, a `duration`; %v", load.DefaultLimits.Time))
-	p.Int64Var(&f.evalMemory, "eval-memory", 0, fmt.Sprintf("how much memory that may take, in `mib`; %d", load.DefaultLimits.Memory>>20))
+	p.BoolVar(&f.noColor, "no-color", false, "do not use colours")
+	p.BoolVar(&f.quiet, "quiet", false, "show no progress, and no plan unless asking for approval")
+	p.BoolVar(&f.input, "input", true, "ask for input if needed; -input=false never asks")
+	p.DurationVar(&f.lockTimeout, "lock-timeout", 0, "`duration` to wait for another process to release the site lock, such as 5m")
+	p.IntVar(&f.parallelism, "parallelism", 10, "maximum `n`umber of concurrent steps; for calls: carbide.parallel")
+	p.DurationVar(&f.timeout, "timeout", 0, "stop cleanly after this `duration`")
+	p.StringVar(&f.logLevel, "log-level", "", "log to standard error at this `level`: trace (includes etcd), debug, info, warn or error")
+	p.StringSliceVar(&f.endpoints, "etcd-endpoints", nil, "comma-separated `urls` of the store's etcd; default: an embedded one")
+	p.StringVar(&f.ca, "etcd-ca", "", "PEM `file` with the CA certificates for etcd")
+	p.StringVar(&f.cert, "etcd-cert", "", "PEM `file` with the client certificate for etcd")
+	p.StringVar(&f.key, "etcd-key", "", "PEM `file` with the client key for etcd")
+	p.StringVar(&f.dataDir, "data-dir", "", "the `dir`ectory of the embedded store; default: .converge next to converge.yaml")
+	p.DurationVar(&f.evalTimeout, "eval-timeout", 0, fmt.Sprintf("CPU time limit for evaluating a document, a `duration`; default: %v", load.DefaultLimits.Time))
+	p.Int64Var(&f.evalMemory, "eval-memory", 0, fmt.Sprintf("memory limit for evaluating a document, in `mib`; default: %d", load.DefaultLimits.Memory>>20))
 }
 
 // jsonLines marks commands whose -json output is lines; other commands print a single value.
@@ -111,10 +111,10 @@ func (a *app) begin(c *cobra.Command, args []string) error {
 		return err
 	}
 	if g := string(f.layout.Group); g != "" && !slices.Contains(view.Groupings, g) {
-		return &view.Problem{What: fmt.Sprintf("-group-by: there is no grouping %q", g), Fix: "It is one of " + strings.Join(view.Groupings, ", ") + "." + nearest.DidYouMean(g, view.Groupings)}
+		return &view.Problem{What: fmt.Sprintf("invalid -group-by %q", g), Fix: "Use one of " + strings.Join(view.Groupings, ", ") + "." + nearest.DidYouMean(g, view.Groupings)}
 	}
 	if f.parallelism < 1 {
-		return &view.Problem{What: fmt.Sprintf("-parallelism is %d: want 1 or more", f.parallelism)}
+		return &view.Problem{What: fmt.Sprintf("invalid -parallelism %d: want 1 or more", f.parallelism)}
 	}
 	if err := a.openLog(); err != nil {
 		return err
@@ -190,15 +190,15 @@ func (a *app) style(f *os.File) view.Style {
 // bindLayout adds the flags that say how a plan is shown.
 func (a *app) bindLayout(c *cobra.Command) {
 	a.bindFull(c)
-	c.Flags().BoolVar(&a.flags.layout.Summary, "summary", false, "show only numbers: of each scope and kind, or of what -group-by says")
-	c.Flags().StringVar((*string)(&a.flags.layout.Group), "group-by", "", "put steps together by this `part` of them: wave (their order, the default), scope, kind or action")
+	c.Flags().BoolVar(&a.flags.layout.Summary, "summary", false, "show only counts, per scope and kind, or per group with -group-by")
+	c.Flags().StringVar((*string)(&a.flags.layout.Group), "group-by", "", "group steps by this `part`: wave (their order, the default), scope, kind or action")
 	c.MarkFlagsMutuallyExclusive("full", "summary")
 	_ = c.RegisterFlagCompletionFunc("group-by", cobra.FixedCompletions(view.Groupings, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // bindFull adds the flag that shows values in full.
 func (a *app) bindFull(c *cobra.Command) {
-	c.Flags().BoolVar(&a.flags.layout.Full, "full", false, "cut no value, however long")
+	c.Flags().BoolVar(&a.flags.layout.Full, "full", false, "do not truncate long values")
 }
 
 // openLog starts the log when one is requested.
@@ -216,7 +216,7 @@ func (a *app) openLog() error {
 	default:
 		names := []string{"trace", "debug", "info", "warn", "error"}
 		if !slices.Contains(names, name) {
-			return &view.Problem{What: fmt.Sprintf("-log-level: there is no level %q", name), Fix: "It is one of " + strings.Join(names, ", ") + "." + nearest.DidYouMean(name, names)}
+			return &view.Problem{What: fmt.Sprintf("invalid -log-level %q", name), Fix: "Use one of " + strings.Join(names, ", ") + "." + nearest.DidYouMean(name, names)}
 		}
 		if err := level.UnmarshalText([]byte(name)); err != nil {
 			return err
@@ -226,7 +226,7 @@ func (a *app) openLog() error {
 	if path := a.env[envLogPath]; path != "" {
 		f, err := files.Append(path)
 		if err != nil {
-			return &view.Problem{What: "the log cannot be opened", Where: err.Error(), Fix: "Name a file with " + envLogPath + ", or unset it to have the log on standard error."}
+			return &view.Problem{What: "the log file cannot be opened", Where: err.Error(), Fix: "Choose another file with " + envLogPath + ", or unset it to log to standard error."}
 		}
 		a.closers = append(a.closers, func() { _ = f.Close() })
 		w = f

@@ -25,14 +25,14 @@ func (a *app) showCommand() *cobra.Command {
 	var document bool
 	c := &cobra.Command{
 		Use:   "show [PLANFILE | RUN]",
-		Short: "Show a saved plan, a run, or what is remembered",
-		Long: `Show a saved plan; or a run with each of its steps: what came of it, when it began,
-how long it took, and what was undone; or the document; or, without any of these, what converge
-remembers about the site. A saved plan is shown without a store, and so without
-saying whether this site's store made it: converge apply finds that out.
+		Short: "Show a saved plan, a run, or the recorded state",
+		Long: `Show a saved plan; or a run with each of its steps: its outcome, when it started, how
+long it took, and what was undone; or the document; or, without any of these, the state
+that converge has recorded for the site. A saved plan is shown without a store, and
+therefore without checking whether this site's store created it: converge apply does.
 
-With -json a plan has the keys of terraform show -json, and beside them, under
-"converge", what Terraform does not know; so has what is remembered.`,
+With -json a plan has the keys of terraform show -json, plus, under "converge", what
+Terraform does not know; so does the recorded state.`,
 		Example: `  converge show tfplan
   converge show -full tfplan
   converge show -json tfplan
@@ -41,14 +41,14 @@ With -json a plan has the keys of terraform show -json, and beside them, under
 		Args:              between(0, 1),
 		ValidArgsFunction: a.completePlansAndRuns,
 	}
-	c.Flags().StringVar(&run, "run", "", "show the run with this `id`, whatever files there are")
+	c.Flags().StringVar(&run, "run", "", "show the run with this `id`, even if a file has that name")
 	c.Flags().BoolVar(&document, "document", false, "show the newest document")
 	a.bindLayout(c)
 	_ = c.RegisterFlagCompletionFunc("run", a.completeRuns)
 	c.MarkFlagsMutuallyExclusive("run", "document")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if len(args) == 1 && (document || run != "") {
-			return &view.Problem{What: "a saved plan and -run or -document are two things to show", Fix: "Give one of them."}
+			return &view.Problem{What: "an argument cannot be combined with -run or -document", Fix: "Use only one of them."}
 		}
 		if len(args) == 1 {
 			if _, err := os.Lstat(args[0]); !errors.Is(err, fs.ErrNotExist) {
@@ -61,7 +61,7 @@ With -json a plan has the keys of terraform show -json, and beside them, under
 		s, err := a.open(c.Context(), nil, nil)
 		switch {
 		case err != nil && len(args) == 1:
-			return &view.Problem{What: "there is no saved plan " + args[0], Where: "whether it is a run is not known: " + err.Error(), Fix: "A plan is saved with: converge plan -out=FILE", Err: err}
+			return &view.Problem{What: "there is no saved plan " + args[0], Where: "could not check whether it is a run: " + err.Error(), Fix: "To save a plan: converge plan -out=FILE", Err: err}
 		case err != nil:
 			return err
 		case len(args) == 1:
@@ -101,7 +101,7 @@ func (a *app) planFile(path string) (*plan.File, error) {
 		} else if err := f.Close(); err != nil {
 			return nil, err
 		}
-		return nil, &view.Problem{What: path + " is not a saved plan", Fix: "A plan is saved with: converge plan -out=FILE"}
+		return nil, &view.Problem{What: path + " is not a saved plan", Fix: "To save a plan: converge plan -out=FILE"}
 	}
 	_, err = a.schema() // which knows the secret fields
 	return saved, err
@@ -157,7 +157,7 @@ func (s *session) showRun(ctx context.Context, id, absent string) error {
 	}
 	steps, err := engine.Steps(ctx, s.store, run)
 	if err != nil { // the record of the run itself is there
-		s.view.Warn("how its steps stand is not known: " + err.Error())
+		s.view.Warn("the steps of the run could not be read: " + err.Error())
 	} else {
 		s.recount(ctx, &run)
 	}

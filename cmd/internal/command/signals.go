@@ -72,7 +72,7 @@ func (a *app) shutDown(cancel func()) {
 // leave ends the process although steps may be in flight: their intents are in the journal.
 func (a *app) leave() {
 	if a.hasStarted() {
-		fmt.Fprintln(a.sys.Stderr, "\nLeft at once. Steps that were under way may still have their effect; settle the run with: converge resume")
+		fmt.Fprintln(a.sys.Stderr, "\nStopped immediately. Steps in progress may still take effect; resume the run with: converge resume")
 	}
 	a.sys.Exit(a.interrupted())
 }

@@ -17,8 +17,8 @@ import (
 )
 
 func (a *app) stateCommand() *cobra.Command {
-	return group("state", "Look at and correct what converge remembers", `Look at what converge remembers about the resources that it made or adopted, and
-correct it. None of these commands touches the site itself.`,
+	return group("state", "Inspect and correct the recorded state", `Inspect and correct what converge has recorded about the resources that it created or
+adopted. None of these commands touches the site itself.`,
 		a.stateListCommand(), a.stateShowCommand(), a.stateRemoveCommand(), a.stateMoveCommand(), a.stateRebuildCommand(), a.stateRepairCommand(), a.stateRestoredCommand())
 }
 
@@ -26,8 +26,8 @@ func (a *app) stateListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list [PATTERN...]",
 		Short: "List the recorded resources",
-		Long: `List the refs of the recorded resources, those that match a pattern if one is given. A
-pattern that matches none of them is an error.`,
+		Long: `List the refs of the recorded resources, or only those that match a pattern. A pattern
+that matches none of them is an error.`,
 		Example: `  converge state list
   converge state list 'site/carbide.*/*'`,
 		ValidArgsFunction: a.completeRefs,
@@ -47,7 +47,7 @@ pattern that matches none of them is an error.`,
 		if len(args) > 0 {
 			for _, p := range args {
 				if !slices.ContainsFunc(records, func(r state.Record) bool { return plan.Matches(p, r.Ref) }) {
-					return unrecorded(p, " matches nothing that is recorded", records)
+					return unrecorded(p, " matches no recorded resource", records)
 				}
 			}
 			records = slices.DeleteFunc(records, func(r state.Record) bool {
@@ -73,7 +73,7 @@ func (a *app) stateShowCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:               "show REF",
 		Short:             "Show one recorded resource",
-		Long:              "Show what converge remembers about one resource: what was applied last, and what else\nwas there when it was left, as fields of a document and with all that is in them.",
+		Long:              "Show what converge has recorded about one resource: what was applied last, and the other\nvalues observed when it was left, as fields of a document and in full.",
 		Example:           `  converge state show site/carbide.vpc/prod`,
 		Args:              exactly(1),
 		ValidArgsFunction: a.completeRefs,
@@ -132,15 +132,15 @@ func (a *app) stateRemoveCommand() *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
 		Use:   "rm REF...",
-		Short: "Forget resources; the things stay",
-		Long: `Forget resources. The things themselves stay as they are, and converge no longer
-manages them. What the document still declares is adopted again by the next plan if
-it bears our mark.`,
+		Short: "Forget resources; the objects stay",
+		Long: `Forget resources: they are removed from state, the objects stay as they are, and converge
+no longer manages them. Resources that the document still declares are adopted again by
+the next plan if the objects carry this site's mark.`,
 		Example:           `  converge state rm site/carbide.vpc/prod`,
 		Args:              atLeast(1),
 		ValidArgsFunction: a.completeRefs,
 	}
-	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
+	c.Flags().BoolVar(&dry, "dry-run", false, "only show what would be done")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		s, err := a.open(ctx, nil, nil)
@@ -156,10 +156,10 @@ it bears our mark.`,
 					return err
 				}
 				ops = append(ops, s.store.ForgetOp(r.Ref))
-				text += fmt.Sprintf("%s %s (id %s). The thing itself stays, unmanaged.\n", verb(dry, "Forgot", "Would forget"), r.Ref, r.ID)
+				text += fmt.Sprintf("%s %s (id %s). The object itself stays, unmanaged.\n", verb(dry, "Forgot", "Would forget"), r.Ref, r.ID)
 			}
 			if most := state.MaxOps - 1; len(ops) > most {
-				return &view.Problem{What: fmt.Sprintf("%d resources are too many at once, %d are possible", len(ops), most)}
+				return &view.Problem{What: fmt.Sprintf("%d resources are too many at once: the maximum is %d", len(ops), most)}
 			}
 			if !dry {
 				if _, err := lock.Commit(ctx, nil, append(ops, s.amended(lock, "state rm"))); err != nil {
@@ -188,18 +188,18 @@ func (a *app) stateMoveCommand() *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
 		Use:   "mv REF REF",
-		Short: "Record a resource under another name",
-		Long: `Record a resource under another name, after it was renamed in the document: the thing
-stays, and the next plan does not make it anew. Scope and kind remain the same.
+		Short: "Rename a recorded resource",
+		Long: `Record a resource under another name after it was renamed in the document: the object
+stays, and the next plan does not recreate it. Scope and kind stay the same.
 
-The mark on the thing follows with the next plan, as an update. Kinds without a place for a
-mark keep the old name over there: should the store be lost before it is backed up,
-converge state rebuild finds them under that.`,
+The mark on the object follows with the next plan, as an update. Kinds without a place
+for a mark keep the old name in the remote system: if the store is lost before it is
+backed up, converge state rebuild finds them under that name.`,
 		Example:           `  converge state mv site/carbide.vpc/prod site/carbide.vpc/production`,
 		Args:              exactly(2),
 		ValidArgsFunction: a.completeRefs,
 	}
-	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
+	c.Flags().BoolVar(&dry, "dry-run", false, "only show what would be done")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		to, err := schema.ParseRef(args[1])
@@ -207,7 +207,7 @@ converge state rebuild finds them under that.`,
 			return &view.Problem{What: err.Error()}
 		}
 		if args[0] == args[1] {
-			return &view.Problem{What: args[0] + " is the name that it has", Fix: "Name it as the document does by now."}
+			return &view.Problem{What: args[0] + " already has that name", Fix: "Use the name that it now has in the document."}
 		}
 		sch, err := a.schema()
 		if err != nil {
@@ -234,9 +234,9 @@ converge state rebuild finds them under that.`,
 					return err
 				}
 			}
-			text := fmt.Sprintf("%s %s to %s. The thing itself stays as it is; a mark on it follows with the next apply.\n", verb(dry, "Moved", "Would move"), args[0], to)
+			text := fmt.Sprintf("%s %s to %s. The object itself is not changed; a mark on it follows with the next apply.\n", verb(dry, "Moved", "Would move"), args[0], to)
 			if len(held) > 0 {
-				text += "The hold on it goes with it.\n"
+				text += "The hold on it moves with it.\n"
 			}
 			return a.did(dry, map[string]any{"from": args[0], "to": to, "dry_run": dry}, text)
 		})
@@ -251,12 +251,12 @@ func (s *session) move(ctx context.Context, kinds schema.Kinds, from string, to 
 		return nil, err
 	}
 	if to.Scope != r.Ref.Scope || to.Kind != r.Ref.Kind {
-		return nil, &view.Problem{What: fmt.Sprintf("%s and %s are not of one scope and kind", r.Ref, to), Fix: "Only the name can change."}
+		return nil, &view.Problem{What: fmt.Sprintf("%s and %s differ in scope or kind", r.Ref, to), Fix: "Only the name can change."}
 	}
 	old, err := s.store.Record(ctx, to)
 	switch {
 	case err == nil && !old.Gone:
-		return nil, &view.Problem{What: to.String() + " is recorded already", Fix: "See: converge state show " + to.String()}
+		return nil, &view.Problem{What: to.String() + " is already recorded", Fix: "See: converge state show " + to.String()}
 	case err == nil:
 		r.Incarnation = max(r.Incarnation, old.Incarnation) // ids of the name's earlier incarnations are not used again
 	case !errors.Is(err, state.ErrNotFound):
@@ -287,7 +287,7 @@ func (s *session) move(ctx context.Context, kinds schema.Kinds, from string, to 
 		ops = append(ops, s.store.RecordOp(other))
 	}
 	if len(ops) > state.MaxOps-maxHolds-1 {
-		return nil, &view.Problem{What: fmt.Sprintf("%d resources refer to %s: too many to change at once", len(ops)-2, was), Fix: "Rename it in the document and let it be made anew, or keep its name."}
+		return nil, &view.Problem{What: fmt.Sprintf("%d resources refer to %s: too many to change at once", len(ops)-2, was), Fix: "Rename it in the document and have it recreated, or keep its name."}
 	}
 	return ops, nil
 }

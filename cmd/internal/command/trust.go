@@ -33,8 +33,8 @@ func (t taken) numbered(stored, says int64) error {
 		return nil
 	}
 	return refusal{&view.Problem{
-		What:  "the document is refused: it was not signed with this serial",
-		Where: fmt.Sprintf("the store has it as serial %d, and it says %d", stored, says), Fix: "Have a new one signed, with a higher serial.",
+		What:  "the document is refused: it was signed with another serial",
+		Where: fmt.Sprintf("the store has it as serial %d, but it says %d", stored, says), Fix: "Sign a new one with a higher serial.",
 	}}
 }
 
@@ -50,21 +50,21 @@ func (s *session) take(body []byte, sig *signed.Signature, by, where string) (ta
 		signer, key, err := signers.Check(*sig, body)
 		if err != nil {
 			return taken{}, refusal{&view.Problem{
-				What: "the document is refused: its signature is not good", Where: where + ": " + err.Error(),
-				Fix: "It was changed after it was signed, or signed with a key that is not in trust.documents of " + config.Name + ". Have it signed again.", Err: err,
+				What: "the document is refused: its signature is invalid", Where: where + ": " + err.Error(),
+				Fix: "It was changed after signing, or signed with a key that is not in trust.documents of " + config.Name + ". Sign it again.", Err: err,
 			}}
 		}
 		t.sig = &signed.Signature{Key: key, Sig: sig.Sig}
 		t.author.Signer, t.author.Key = signer, key
 	}
 	if s.conf.Trust.Require && t.author.Signer == "" {
-		why, fix := "it is not signed", "Sign it: converge put -sign=KEYFILE site.cue. Whose signatures count stands in trust.documents of "+s.conf.Path+"."
+		why, fix := "it is not signed", "Sign it: converge put -sign=KEYFILE site.cue. Trusted keys are listed in trust.documents of "+s.conf.Path+"."
 		if t.author.Key != "" {
-			why = "it is signed with the key " + t.author.Key + ", which is not in trust.documents"
-			fix = "Have it signed with a key that is, under a higher serial: converge put -sign=KEYFILE site.cue. Or, if this key is good, add it to trust.documents of " + s.conf.Path + "."
+			why = "it is signed with key " + t.author.Key + ", which is not in trust.documents"
+			fix = "Sign it with a key that is, and a higher serial: converge put -sign=KEYFILE site.cue. Or, if this key can be trusted, add it to trust.documents of " + s.conf.Path + "."
 		}
 		return taken{}, refusal{&view.Problem{
-			What: "the document is refused: the site takes only documents with a trusted signature", Where: where + ": " + why,
+			What: "the document is refused: the site accepts only documents with a trusted signature", Where: where + ": " + why,
 			Fix: fix,
 		}}
 	}
@@ -88,7 +88,7 @@ func (s *session) sign(doc *schema.Document, file string) (*signed.Signature, er
 		return nil, &view.Problem{What: "the document cannot be signed", Where: err.Error(), Err: err}
 	}
 	if doc.Site.Serial == 0 {
-		return nil, unnumbered("the document that is to be signed")
+		return nil, unnumbered("the document to be signed")
 	}
 	sig := signed.Sign(key, doc.JSON)
 	return &sig, nil
@@ -96,8 +96,8 @@ func (s *session) sign(doc *schema.Document, file string) (*signed.Signature, er
 
 func unnumbered(what string) *view.Problem {
 	return &view.Problem{
-		What: what + " has no serial", Where: "without one, an older document with its signature could be played again",
-		Fix: "Say site.serial in the document; converge history shows the last one.",
+		What: what + " has no serial", Where: "without one, an older signed document could be replayed",
+		Fix: "Set site.serial in the document; converge history shows the last one.",
 	}
 }
 
@@ -117,16 +117,16 @@ func (s *session) sameSite(ctx context.Context, doc *schema.Document, where stri
 		newest, err = headOf(head.Serial, body)
 	}
 	if err != nil { // a damaged document must not keep the next one out
-		s.view.Warn("the id of the site was not compared, as its newest document cannot be read: " + err.Error())
+		s.view.Warn("the site id was not compared, because the newest document cannot be read: " + err.Error())
 		return nil
 	}
 	if newest.Site.ID == "" || newest.Site.ID == doc.Site.ID {
 		return nil
 	}
 	return refusal{&view.Problem{
-		What:  "the document is for another site, of the same name",
-		Where: fmt.Sprintf("%s says site.id %s, and serial %d of site %s has %s", where, doc.Site.ID, head.Serial, s.site, newest.Site.ID),
-		Fix:   "The id of a site never changes: write that one, or give the other site another name.",
+		What:  "the document is for another site of the same name",
+		Where: fmt.Sprintf("%s has site.id %s, but serial %d of site %s has %s", where, doc.Site.ID, head.Serial, s.site, newest.Site.ID),
+		Fix:   "The id of a site never changes: use the existing one, or give the other site another name.",
 	}}
 }
 
@@ -141,8 +141,8 @@ func (s *session) vouched(ctx context.Context, doc *schema.Document) error {
 		return err
 	}
 	return refusal{&view.Problem{
-		What: "the plan is refused: the site takes only documents with a trusted signature", Where: "the document that was named is not the signed one in the store",
-		Fix: "Name no file: what is removed is what is recorded.",
+		What: "the plan is refused: the site accepts only documents with a trusted signature", Where: "the given document is not the signed one in the store",
+		Fix: "Omit the file: the plan removes what is recorded.",
 	}}
 }
 
@@ -163,7 +163,7 @@ func (s *session) admit(ctx context.Context, p *plan.Plan) error {
 		return nil
 	}
 	return refusal{&view.Problem{
-		What: "the plan is refused: the site takes only documents with a trusted signature", Where: "the document of the plan is not the signed one in the store",
-		Fix: "Write it there: converge put -sign=KEYFILE site.cue. Then plan without naming a file.",
+		What: "the plan is refused: the site accepts only documents with a trusted signature", Where: "the document of the plan is not the signed one in the store",
+		Fix: "Write it to the store: converge put -sign=KEYFILE site.cue. Then plan without naming a file.",
 	}}
 }

@@ -17,19 +17,19 @@ func (a *app) validateCommand() *cobra.Command {
 	var strict, rules bool
 	c := &cobra.Command{
 		Use:   "validate [DOCUMENT...]",
-		Short: "Check a document, offline",
-		Long: `Check a document against the schema and against the rules that need the whole site,
-and show everything that is wrong at once. The network is not used.
+		Short: "Check a document offline",
+		Long: `Check a document against the schema and against the rules that concern the whole site,
+and show all problems at once. The network is not used.
 
-The document is one or several files (CUE, JSON, YAML), or a directory of such files,
-as for converge plan; without one it is the directory here.`,
+The document is one or more files (CUE, JSON, YAML), or a directory of such files, as
+for converge plan; the default is the current directory.`,
 		Example: `  converge validate site.cue
   converge validate -format=json site.json
   converge validate -rules                  lists the rules`,
 		ValidArgsFunction: completeDocuments,
 	}
-	c.Flags().StringVar(&format, "format", "", "text or json, a `format`; json has the form of terraform validate -json")
-	c.Flags().BoolVar(&strict, "strict", false, "warnings make a document invalid")
+	c.Flags().StringVar(&format, "format", "", "output `format`: text or json, the latter as in terraform validate -json")
+	c.Flags().BoolVar(&strict, "strict", false, "treat warnings as errors")
 	c.Flags().BoolVar(&rules, "rules", false, "list the rules instead")
 	_ = c.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -93,7 +93,7 @@ func valid(doc *schema.Document, ds load.Diagnostics) string {
 
 func (a *app) printRules(asJSON bool, args []string) error {
 	if len(args) > 0 {
-		return &view.Problem{What: "-rules lists the rules: no document has a place here"}
+		return &view.Problem{What: "-rules takes no document"}
 	}
 	if asJSON {
 		return a.printJSON(map[string]any{"rules": rules.All()})

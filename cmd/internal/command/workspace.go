@@ -79,17 +79,17 @@ func (a *app) absent(dir string, m missing) (state.KV, error) {
 	}
 	return nil, &view.Problem{
 		What: "there is no store in " + dir,
-		Fix: "If there was one, put it back, or restore a backup. If it is in another folder, say where with -chdir or -data-dir. " +
-			a.firstDocument() + " The first converge apply or put makes the store.",
+		Fix: "If there was one, put it back, or restore a backup. If it is in another directory, use -chdir or -data-dir. " +
+			a.firstDocument() + " The first converge apply or put creates the store.",
 	}
 }
 
 // firstDocument returns how to begin a site, worded for a command that takes documents or one that does not.
 func (a *app) firstDocument() string {
 	if a.documents {
-		return "Name a document: converge plan site.cue. Or write one to the store: converge put site.cue."
+		return "Specify a document: converge plan site.cue. Or write one to the store: converge put site.cue."
 	}
-	return "A site begins with its document: converge plan site.cue, then converge apply site.cue."
+	return "Start a site with its document: converge plan site.cue, then converge apply site.cue."
 }
 
 // embedded opens the embedded store of a workspace, or what is used in its place.

@@ -181,15 +181,15 @@ func (t *Trust) check() error {
 	for i, d := range t.Documents {
 		switch {
 		case d.Name == "" || strings.TrimSpace(d.Name) != d.Name:
-			return fmt.Errorf("documents: number %d has no name", i+1)
+			return fmt.Errorf("documents: entry %d has no name", i+1)
 		case slices.ContainsFunc(t.Documents[:i], func(s Signer) bool { return s.Name == d.Name }):
-			return fmt.Errorf("documents: the name %s is there twice; when somebody changes keys, give the new one another name", d.Name)
+			return fmt.Errorf("documents: duplicate name %s; when someone changes keys, give the new one another name", d.Name)
 		case (d.Key == "") == (d.File == ""):
 			return fmt.Errorf("documents: %s: want either key or file", d.Name)
 		}
 	}
 	if t.Require && len(t.Documents) == 0 {
-		return errors.New("require is set and documents is empty: no document could ever be taken")
+		return errors.New("require is set but documents is empty: no document could ever be accepted")
 	}
 	return nil
 }
@@ -290,7 +290,7 @@ func known(n *yaml.Node, t reflect.Type, path string) error {
 			for name := range fields {
 				names = append(names, name)
 			}
-			errs = append(errs, fmt.Errorf("line %d: there is no setting %q.%s", key.Line, path+key.Value, nearest.DidYouMean(key.Value, names)))
+			errs = append(errs, fmt.Errorf("line %d: unknown setting %q.%s", key.Line, path+key.Value, nearest.DidYouMean(key.Value, names)))
 			continue
 		}
 		errs = append(errs, known(below, child, path+key.Value+"."))

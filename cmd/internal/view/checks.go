@@ -113,7 +113,7 @@ func checkOf(name string, otherwise checkStatus, problems []string) check {
 // driftedHow returns how a resource was changed outside, without values.
 func driftedHow(d *plan.Drift) string {
 	if d.Missing {
-		return "it is not there any more"
+		return "it no longer exists"
 	}
 	if d.Failed != "" {
 		return "it has failed: " + d.Failed

@@ -26,36 +26,36 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 	summary := fmt.Sprintf("No drift: %s as converge left %s.", count(r.Recorded, "resource"), them)
 	switch {
 	case r.Marked != nil && r.Clean():
-		summary = fmt.Sprintf("No drift that is known of: %s are still there.", count(r.Recorded, "resource"))
+		summary = fmt.Sprintf("No known drift: %s still present.", count(r.Recorded, "resource"))
 	case !r.Complete && len(drifted)+len(unstated) == 0:
-		summary = "No drift where the site could be seen. Some of it is unknown."
+		summary = "No drift in what could be observed. Part of the site is unknown."
 	case len(drifted)+len(r.Strays) > 0:
 		summary = fmt.Sprintf("Drift: %d of %s changed outside converge", len(drifted), count(r.Recorded, "resource"))
 		if len(r.Strays) > 0 {
 			summary += fmt.Sprintf(", %s", count(len(r.Strays), "stray"))
 		}
 		if len(unstated) > 0 {
-			summary += fmt.Sprintf(", and what the document does not state of %d", len(unstated))
+			summary += fmt.Sprintf(", and fields not set in the document on %d", len(unstated))
 		}
 		summary += "."
 	case len(unstated) > 0:
-		summary = fmt.Sprintf("Drift: what the document does not state changed outside converge of %d of %s.", len(unstated), count(r.Recorded, "resource"))
+		summary = fmt.Sprintf("Drift: fields not set in the document changed outside converge on %d of %s.", len(unstated), count(r.Recorded, "resource"))
 	}
 	t.words(0, 0, span{text: summary, color: bold})
 	if m := r.Marked; m != nil {
-		t.words(0, 0, span{text: fmt.Sprintf("Known only by their marks since state rebuild at %s UTC, so that nothing but their absence shows: %s.", at(m.Since), count(m.Resources, "resource"))})
+		t.words(0, 0, span{text: fmt.Sprintf("Known only by their ownership marks since state rebuild at %s UTC (only their absence can be detected): %s.", at(m.Since), count(m.Resources, "resource"))})
 	}
 	t.drift("Changed outside converge since the last run:", drifted)
-	t.drift("Also changed since, not managed (no plan undoes it; state in the document how it is to be, or undo it there):", unstated)
+	t.drift("Also changed since, not managed (no plan reverts it; set the value in the document, or change it back in the remote system):", unstated)
 	if len(r.Begun) > 0 {
-		t.head("Left aside, for a run that is open has begun with it and is to settle it (converge resume):")
+		t.head("Skipped, because an open run has started on them and must finish them (run: converge resume):")
 		for _, ref := range r.Begun {
 			t.item(yellow, "~", span{text: clean(ref.String())})
 		}
 	}
 	t.unmanaged(append(append([]plan.Unmanaged{}, r.Unmanaged...), r.Strays...),
-		"Made for this site by converge, but not recorded (a plan adopts those that the document declares; the others are to be removed by hand):")
-	t.places("Unknown, so that nothing is decided about it:", r.Unknown)
+		"Created for this site by converge, but not recorded (a plan adopts those that the document declares; remove the others by hand):")
+	t.places("Unknown, so drift cannot be determined:", r.Unknown)
 	return t.text()
 }
 

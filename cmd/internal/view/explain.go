@@ -277,20 +277,20 @@ func (x *explaining) why(ref schema.Ref, e *Explanation) []string {
 	}
 	for _, u := range x.plan.Unknown {
 		if e.Decision == "unknown" && u.Scope == ref.Scope && u.Kind == ref.Kind {
-			why = append(why, "nothing is decided about it, because it could not be seen: "+u.Error)
+			why = append(why, "nothing is planned for it, because it could not be observed: "+u.Error)
 		}
 	}
 	switch e.Decision {
 	case "unchanged":
-		why = append(why, "it is as the document says")
+		why = append(why, "it matches the document")
 	case "external":
-		why = append(why, "the document only refers to it: others look after it, and it is never created, changed, destroyed or recorded")
+		why = append(why, "the document only refers to it: it is managed by others, and converge never creates, changes, destroys or records it")
 	case "unmanaged":
-		why = append(why, "it is there, and no document declares it: it is left alone. converge import -discover writes what exists as a document")
+		why = append(why, "it exists, but no document declares it: it is left unchanged. converge import -discover writes existing objects as a document")
 	case "not_considered":
 		why = append(why, x.beside())
 	case "none":
-		why = append(why, "the document does not have it, and it is gone: it was destroyed by converge")
+		why = append(why, "the document does not declare it, and it no longer exists: it was destroyed by converge")
 	}
 	return why
 }
@@ -298,10 +298,10 @@ func (x *explaining) why(ref schema.Ref, e *Explanation) []string {
 // beside says why the plan decides nothing about a resource.
 func (x *explaining) beside() string {
 	if serial := x.plan.Narrowed.Since; serial > 0 {
-		return fmt.Sprintf("the plan is about what the document says otherwise than serial %d, which was applied last, and about what has to follow: "+
-			"this is as that said, and was not looked at any further", serial)
+		return fmt.Sprintf("the plan covers only what differs from serial %d, which was applied last, and what has to change with it: "+
+			"this resource does not differ, and was not considered further", serial)
 	}
-	return "the plan is about a part of the site only, by -target or -exclude; when it is about this too, it is as the document says"
+	return "the plan covers only part of the site (-target or -exclude): either it does not cover this resource, or this resource matches the document"
 }
 
 func (x *explaining) shown(ref schema.Ref, changes []diff.Change) []diff.Change {
@@ -337,12 +337,12 @@ func undone(s *plan.Step) string {
 		return "it cannot be undone: " + s.Undo.Meaning()
 	}
 	does := map[plan.Action]string{
-		plan.Delete: "it is deleted again", plan.Update: "it is changed back", plan.Create: "it is made again",
-		plan.Adopt: "it is recorded again", plan.Forget: "the record is dropped, and the thing stays as it is",
+		plan.Delete: "it is deleted", plan.Update: "it is changed back", plan.Create: "it is recreated",
+		plan.Adopt: "it is recorded again", plan.Forget: "it is removed from state; the object stays as it is",
 	}[s.Inverse()]
 	switch {
 	case s.Leaves:
-		return "it can never be deleted: the record is dropped, and the thing stays"
+		return "it can never be deleted: it is removed from state, and the object stays"
 	case s.Undo == providers.Exact && s.Action != plan.Update && s.Action != plan.Delete:
 		return does
 	}
@@ -352,8 +352,8 @@ func undone(s *plan.Step) string {
 // decided maps decisions to words.
 var decided = map[string]string{
 	"create": "will be created", "update": "will be changed in place", "replace": "will be replaced", "delete": "will be destroyed",
-	"adopt": "will be adopted", "forget": "will be forgotten", "unchanged": "no change", "external": "external", "unknown": "unknown", "left_out": "left out",
-	"refused": "refused", "unmanaged": "not managed", "not_considered": "not considered", "none": "not there",
+	"adopt": "will be adopted", "forget": "will be forgotten", "unchanged": "no change", "external": "external", "unknown": "unknown", "left_out": "skipped",
+	"refused": "refused", "unmanaged": "unmanaged", "not_considered": "not considered", "none": "does not exist",
 }
 
 // ExplainText shows an explanation to people.
@@ -366,28 +366,28 @@ func ExplainText(e *Explanation, s Style) string {
 	t.head("Document")
 	switch {
 	case e.Declared == nil:
-		t.line("  does not have it")
+		t.line("  does not declare it")
 	default:
-		t.line("  has it at %s", clean(e.Declared.Path))
+		t.line("  declares it at %s", clean(e.Declared.Path))
 		t.spec(same, "", e.Declared.Spec) // in which secrets are already hidden
 	}
 	t.head("Recorded")
 	switch r := e.Recorded; {
 	case r == nil && e.External != nil:
-		t.line("  nothing: what is external is not recorded")
+		t.line("  nothing: external resources are not recorded")
 	case r == nil && e.saved:
-		t.line("  not known: a saved plan has what is recorded of the resources that it does something about")
+		t.line("  not known: a saved plan contains only the records of the resources that it acts on")
 	case r == nil:
-		t.line("  nothing: converge neither made nor adopted it")
+		t.line("  nothing: converge neither created nor adopted it")
 	case r.Gone:
-		t.line("  destroyed by run %s at %s UTC; id %s is not used again", clean(r.Run), at(r.At), clean(r.ID))
+		t.line("  destroyed by run %s at %s UTC; id %s is not reused", clean(r.Run), at(r.At), clean(r.ID))
 	default:
-		t.line("  id %s, made %s, last changed by run %s at %s UTC", clean(r.ID), times(r.Incarnation), clean(r.Run), at(r.At))
+		t.line("  id %s, created %s, last changed by run %s at %s UTC", clean(r.ID), times(r.Incarnation), clean(r.Run), at(r.At))
 		if r.Protect {
 			t.line("  protected: no plan deletes or replaces it")
 		}
 		if r.OnRemove != "" && r.OnRemove != schema.Delete {
-			t.line("  when it leaves the document: %s", r.OnRemove)
+			t.line("  when removed from the document: %s", r.OnRemove)
 		}
 	}
 	t.observed(e)
@@ -422,31 +422,31 @@ func (t *planText) observed(e *Explanation) {
 	}
 	switch {
 	case e.External != nil && e.External.Unchecked != "":
-		t.line("  not looked at: %s; by the document it is %s", clean(e.External.Unchecked), clean(e.External.ID))
+		t.line("  not observed: %s; its id according to the document is %s", clean(e.External.Unchecked), clean(e.External.ID))
 	case e.External != nil:
-		t.line("  there, it is %s", clean(e.External.ID))
+		t.line("  exists, with id %s", clean(e.External.ID))
 	case e.Decision == "create":
-		t.line("  not there")
+		t.line("  does not exist")
 	case e.Decision == "not_considered":
-		t.line("  the plan does not have it")
+		t.line("  not included in the plan")
 	case e.Decision == "unknown", e.Decision == "left_out":
-		t.line("  not known")
+		t.line("  unknown")
 	case e.Decision == "delete", e.Decision == "unmanaged", e.Decision == "forget":
-		t.line("  there")
+		t.line("  exists")
 	case e.Decision == "none":
-		t.line("  not there")
+		t.line("  does not exist")
 	case len(changes) > 0:
-		t.line("  differs from the document, what is observed first:")
+		t.line("  differs from the document (observed value first):")
 		t.changes("", changes, nil, nil, true)
 	case e.Declared != nil && e.Decision != "refused":
-		t.line("  as the document says")
+		t.line("  matches the document")
 	default:
-		t.line("  nothing that differs is known")
+		t.line("  no known differences")
 	}
 	if d := e.Drift; d != nil {
 		switch {
 		case d.Missing:
-			t.line("  gone, removed outside converge since the last run")
+			t.line("  removed outside converge since the last run")
 		case d.Failed != "":
 			t.line("  failed: %s", clean(d.Failed))
 		default:
@@ -476,10 +476,10 @@ func (t *planText) explained(e *ExplainedStep, waves int) {
 		t.line("  %s %s", pad(map[bool]string{true: "waits for"}[i == 0], 16), clean(n))
 	}
 	for i, n := range e.NeededBy {
-		t.line("  %s %s", pad(map[bool]string{true: "is waited for by"}[i == 0], 16), clean(n))
+		t.line("  %s %s", pad(map[bool]string{true: "blocks"}[i == 0], 16), clean(n))
 	}
 	if e.Late {
-		t.line("  comes after the point of no return: all steps before it are done first, and the plan needs an approval")
+		t.line("  comes after the point of no return: all steps before it finish first, and the plan needs an approval")
 	}
 	for _, c := range e.Chosen {
 		t.line("  %s was chosen: %s", clean(c.Field), clean(c.Why))
@@ -487,7 +487,7 @@ func (t *planText) explained(e *ExplainedStep, waves int) {
 	if e.Disruption != "" {
 		t.line("  interrupts %s", clean(e.Disruption))
 	}
-	t.line("  when it is undone, %s", e.Undo)
+	t.line("  on revert: %s", e.Undo)
 }
 
 // A CodeExplanation says what a code of diagnostics, an exit status or a class of undo means.

@@ -12,11 +12,11 @@ func (t *planText) externals(list []plan.External) {
 	if len(list) == 0 {
 		return
 	}
-	t.head("External, referred to and never changed:")
+	t.head("External (referred to, never changed):")
 	for _, x := range list {
 		text := "   " + clean(x.Ref.String())
 		if x.ID != x.Ref.Name {
-			text += "  is " + clean(x.ID)
+			text += "  id " + clean(x.ID)
 		}
 		if x.Unchecked != "" {
 			text += "  " + t.paint(yellow, "not checked: "+clean(x.Unchecked))

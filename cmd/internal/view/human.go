@@ -137,7 +137,7 @@ func (h *Human) explain(err error) *Problem {
 	var refused *engine.RefusedError
 	var unknown *engine.UnknownError
 	above := *p
-	above.Where = "The plan above says why."
+	above.Where = "See the plan above for the reason."
 	switch {
 	case errors.As(err, &refused) && len(refused.Refusals) > 0 && reflect.DeepEqual(refused.Refusals, h.shown.Refusals),
 		errors.As(err, &unknown) && len(h.shown.Unknown)+len(h.shown.Omitted) > 0:
@@ -206,13 +206,13 @@ func (h *Human) tell(e event.Event) {
 			h.waited = h.o.now()
 		}
 		h.lock = &e.Holder
-		h.progress("Waiting for the lock of the site, held by %s", holder(e.Holder))
+		h.progress("Waiting for the site lock, held by %s", holder(e.Holder))
 	case event.RunStarted:
 		h.plan, h.total, h.done = e.Plan, len(e.Plan.Steps), e.Done
 		h.began, h.needed = h.o.now().Add(-e.Ago), nil
 		text := fmt.Sprintf("Run %s: %s", e.Run.ID, count(h.total, "step"))
 		if e.Done > 0 {
-			text += fmt.Sprintf(", %d done before", e.Done)
+			text += fmt.Sprintf(", %d already done", e.Done)
 		}
 		h.progress("%s", s.paint(bold, text))
 	case event.StepStarted:
@@ -234,17 +234,17 @@ func (h *Human) tell(e event.Event) {
 		h.finish(e.Step)
 		text := fmt.Sprintf("%s failed after %s: %s", verbsOf(e.Step, e.Undo).noun, took(e.Took), clean(plain(e.Err, e.Step.Ref)))
 		if e.Effect {
-			text += " (something was changed, or may have been)"
+			text += " (changes were made, or may have been)"
 		}
 		h.progress("%s: %s", clean(e.Step.Ref.String()), s.paint(red, text))
 	case event.PointOfNoReturn:
 		h.progress("%s", s.paint(yellow, "Point of no return: "+h.late(e.Steps)))
 	case event.Interrupted:
 		if e.By != "" {
-			h.progress("%s", s.paint(yellow, fmt.Sprintf("Cancelled by %s: what is under way ends (%s), nothing more is started.", clean(e.By), count(e.InFlight, "step"))))
+			h.progress("%s", s.paint(yellow, fmt.Sprintf("Cancelled by %s: finishing what is in progress (%s); nothing more is started.", clean(e.By), count(e.InFlight, "step"))))
 			return
 		}
-		h.progress("%s", s.paint(yellow, fmt.Sprintf("Gracefully shutting down: what is under way ends (%s), nothing more is started. A second Ctrl-C, or signal, leaves at once.", count(e.InFlight, "step"))))
+		h.progress("%s", s.paint(yellow, fmt.Sprintf("Gracefully shutting down: finishing what is in progress (%s); nothing more is started. A second Ctrl-C or signal exits immediately.", count(e.InFlight, "step"))))
 	case event.RevertStarted:
 		h.undo, h.done, h.total = true, 0, e.Steps
 		text := revertText(e)
@@ -255,7 +255,7 @@ func (h *Human) tell(e event.Event) {
 	case event.Verified:
 		h.verified = &e
 		if e.Things > 0 || len(e.Differences) > 0 {
-			h.progress("Looked again at %s: %s", count(e.Things, "thing"), differences(e))
+			h.progress("Verified %s: %s", count(e.Things, "object"), differences(e))
 		}
 	case event.RunEnded:
 		h.report(e)
@@ -266,13 +266,13 @@ func (h *Human) tell(e event.Event) {
 func revertText(e event.RevertStarted) string {
 	switch {
 	case e.Steps == 0 && e.Keep == 0:
-		return "Nothing is left to undo"
+		return "Nothing left to revert"
 	case e.Steps == 0:
-		return fmt.Sprintf("Nothing is left to undo after step %d", e.Keep)
+		return fmt.Sprintf("Nothing left to revert after step %d", e.Keep)
 	case e.Keep == 0:
-		return "Undoing " + count(e.Steps, "step")
+		return "Reverting " + count(e.Steps, "step")
 	}
-	return fmt.Sprintf("Undoing %s, back to step %d", count(e.Steps, "step"), e.Keep)
+	return fmt.Sprintf("Reverting %s, back to step %d", count(e.Steps, "step"), e.Keep)
 }
 
 // late returns what is beyond the point of no return, with the number that the plan showed.
@@ -331,7 +331,7 @@ func (h *Human) seen(e event.Observed) {
 		if h.o.Together && h.plan == nil { // what is shown next reports it
 			return
 		}
-		h.progress("%s", h.o.ErrStyle.paint(yellow, fmt.Sprintf("%s/%s cannot be seen: %s", clean(e.Scope), clean(e.Kind), clean(why))))
+		h.progress("%s", h.o.ErrStyle.paint(yellow, fmt.Sprintf("%s/%s could not be observed: %s", clean(e.Scope), clean(e.Kind), clean(why))))
 	}
 }
 
@@ -375,9 +375,9 @@ func (h *Human) report(e event.RunEnded) {
 		if h.plan != nil {
 			c = h.plan.Counts()
 		}
-		fmt.Fprintln(&b, s.paint(green, fmt.Sprintf("%s complete! Resources: %s. Each was seen as planned. [run %s, %s]", op, counted(c), e.Run.ID, took(e.Took))))
+		fmt.Fprintln(&b, s.paint(green, fmt.Sprintf("%s complete! Resources: %s. All verified as planned. [run %s, %s]", op, counted(c), e.Run.ID, took(e.Took))))
 		if h.plan != nil && len(h.plan.Omitted) > 0 {
-			fmt.Fprintf(&b, "Left out: %s; converge plan says which, and why.\n", count(len(h.plan.Omitted), "resource"))
+			fmt.Fprintf(&b, "Skipped: %s; converge plan shows which, and why.\n", count(len(h.plan.Omitted), "resource"))
 		}
 	case state.RunReverted, state.RunRolledBack:
 		text, of := op+" failed and was reverted", "this run"
@@ -385,36 +385,36 @@ func (h *Human) report(e event.RunEnded) {
 		case e.Run.Status == state.RunRolledBack:
 			text, of = "Run "+e.Run.ID+" was "+e.Run.Stands(), "the steps after it"
 		case e.Asked, e.Run.Failed.IsZero():
-			text = "Run " + e.Run.ID + " was undone"
+			text = "Run " + e.Run.ID + " was reverted"
 		}
 		switch {
 		case (h.verified == nil || h.verified.Things == 0) && e.Run.Kept > 0:
-			text += ": nothing of the site is changed by " + of
+			text += ": the site is unchanged by " + of
 		case h.verified == nil || h.verified.Things == 0:
-			text += ": nothing of the site is changed"
+			text += ": the site is unchanged"
 		case h.verified.Things == 1:
-			text += ": the one thing of " + of + " is as it was before, verified by looking again"
+			text += ": the one object of " + of + " is as it was before, verified by observing again"
 		default:
-			text += fmt.Sprintf(": the %d things of %s are as they were before, verified by looking again", h.verified.Things, of)
+			text += fmt.Sprintf(": the %d objects of %s are as they were before, verified by observing again", h.verified.Things, of)
 		}
 		fmt.Fprintln(&b, s.paint(yellow, text+"."))
 		if n := e.Run.Kept; n > 0 {
-			fmt.Fprintf(&b, "What was done up to step %d is kept, and was not looked at again.\n", n)
+			fmt.Fprintf(&b, "Changes up to step %d are kept, and were not observed again.\n", n)
 		}
 		for _, r := range e.Run.Remains {
-			fmt.Fprintf(&b, "  %s stays: it can never be deleted. It is not managed any more.\n", clean(r.String()))
+			fmt.Fprintf(&b, "  %s stays: it can never be deleted. It is no longer managed.\n", clean(r.String()))
 		}
 		if !e.Asked {
 			h.cause(&b, e.Run)
 		}
 	case state.RunPartial:
-		fmt.Fprintln(&b, s.paint(red, op+" failed and left the site in between."))
+		fmt.Fprintln(&b, s.paint(red, op+" failed and left the site in an intermediate state."))
 		h.cause(&b, e.Run)
 		listDifferences(&b, e.Differences)
 	default:
 		text := fmt.Sprintf("%s stopped after %d of %s.", op, e.Run.Done, count(e.Run.Steps, "step"))
 		if e.Asked {
-			text = op + " stopped before its end."
+			text = op + " stopped before it finished."
 		}
 		fmt.Fprintln(&b, s.paint(yellow, text+" The journal is intact."))
 		h.cause(&b, e.Run)
@@ -449,7 +449,7 @@ func listDifferences(b *strings.Builder, ds []event.Difference) {
 	if len(ds) == 0 {
 		return
 	}
-	fmt.Fprintln(b, "Not as it should be:")
+	fmt.Fprintln(b, "Not as expected:")
 	for _, d := range ds {
 		on := ""
 		if !d.Ref.IsZero() {
@@ -462,9 +462,9 @@ func listDifferences(b *strings.Builder, ds []event.Difference) {
 // holdText returns what is held, and how to release it.
 func holdText(h state.Hold) string {
 	if h.Scope == state.FrozenScope {
-		return fmt.Sprintf("The site is frozen (%s). To end that: converge freeze -off\n", clean(h.Reason))
+		return fmt.Sprintf("The site is frozen (%s). To unfreeze: converge freeze -off\n", clean(h.Reason))
 	}
-	return fmt.Sprintf("Held: %s (%s). To let go: converge hold release %s\n", clean(h.Scope), clean(h.Reason), clean(h.Scope))
+	return fmt.Sprintf("On hold: %s (%s). To release: converge hold release %s\n", clean(h.Scope), clean(h.Reason), clean(h.Scope))
 }
 
 // Settling returns how to continue a run that did not end as intended; empty for one that did.
@@ -472,9 +472,9 @@ func Settling(r state.Run, undoable bool) string {
 	if r.Status != state.RunOpen && r.Status != state.RunPartial {
 		return ""
 	}
-	text := "To go on:   converge resume " + r.ID + "\n"
+	text := "To resume:    converge resume " + r.ID + "\n"
 	if undoable {
-		text += "To undo it: converge rollback " + r.ID + "\n"
+		text += "To roll back: converge rollback " + r.ID + "\n"
 	}
 	return text
 }

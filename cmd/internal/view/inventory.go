@@ -48,7 +48,7 @@ func InventoryText(inv *survey.Inventory, s Style) string {
 	if inv.Since > 0 {
 		changed = fmt.Sprintf(" changed since revision %d", inv.Since)
 	}
-	t.line("%s  %s", t.paint(bold, fmt.Sprintf("%s%s, %d of them managed.", count(total, "thing"), changed, managed)),
+	t.line("%s  %s", t.paint(bold, fmt.Sprintf("%s%s, %d of them managed.", count(total, "object"), changed, managed)),
 		t.paint(dim, fmt.Sprintf("site %s, revision %d", inv.Site.Name, inv.Revision)))
 	if len(counts) > 0 {
 		t.line("")
@@ -69,7 +69,7 @@ func InventoryText(inv *survey.Inventory, s Style) string {
 		t.line("  %s  %s", pad(clean(p.String()), width), strings.Join(parts, ", "))
 	}
 	if len(unwell) > 0 {
-		t.head("Not well, or on its way:")
+		t.head("Unhealthy or in transition:")
 		for _, i := range unwell {
 			color := yellow
 			if i.Health == survey.HealthError {
@@ -82,6 +82,6 @@ func InventoryText(inv *survey.Inventory, s Style) string {
 			t.line("  %s %s/%s/%s  %s", t.paint(color, state), clean(i.Scope), clean(i.Kind), clean(cmp.Or(i.Name, i.ID)), clean(i.Detail))
 		}
 	}
-	t.places("Unknown, so that the inventory is not complete:", inv.Unknown)
+	t.places("Unknown, so the inventory is incomplete:", inv.Unknown)
 	return t.b.String()
 }

@@ -64,7 +64,7 @@ func writeLine(w io.Writer, now time.Time, level, kind, message string, f fields
 	}
 	b, err := json.Marshal(line)
 	if err != nil { // all fields are JSON values
-		b, _ = json.Marshal(fields{"@level": "error", "@module": "converge.ui", "type": "log", "@message": "a line cannot be shown: " + err.Error()})
+		b, _ = json.Marshal(fields{"@level": "error", "@module": "converge.ui", "type": "log", "@message": "could not encode a line: " + err.Error()})
 	}
 	_, _ = w.Write(append(b, '\n')) // the writer records its own error
 }
@@ -163,8 +163,8 @@ func (j *JSON) Plan(p *plan.Plan) {
 		}})
 	}
 	for _, o := range p.Omitted {
-		j.line("warn", "diagnostic", "Warning: "+o.Ref.String()+" is left out", fields{"diagnostic": fields{
-			"severity": "warning", "summary": o.Ref.String() + " is left out", "detail": o.Reason, "address": o.Ref,
+		j.line("warn", "diagnostic", "Warning: "+o.Ref.String()+" is skipped", fields{"diagnostic": fields{
+			"severity": "warning", "summary": o.Ref.String() + " is skipped", "detail": o.Reason, "address": o.Ref,
 		}})
 	}
 	for _, x := range p.Externals {
@@ -212,14 +212,14 @@ func (j *JSON) Event(e event.Event) {
 	case event.Observing:
 		at := schema.Ref{Scope: e.Scope, Kind: e.Kind, Name: "*"}
 		if e.Elapsed > 0 {
-			j.line("info", "refresh_progress", at.String()+": Still looking ["+e.Elapsed.Round(time.Second).String()+" elapsed]", fields{"hook": fields{"resource": resource(at), "elapsed_seconds": seconds(e.Elapsed), "more": e.More}})
+			j.line("info", "refresh_progress", at.String()+": Still refreshing ["+e.Elapsed.Round(time.Second).String()+" elapsed]", fields{"hook": fields{"resource": resource(at), "elapsed_seconds": seconds(e.Elapsed), "more": e.More}})
 			return
 		}
 		j.line("info", "refresh_start", at.String()+": Refreshing state...", fields{"hook": fields{"resource": resource(at)}})
 	case event.Observed:
 		j.observed(e)
 	case event.LockWait:
-		j.line("info", "lock_wait", "Waiting for the lock of the site, held by "+e.Holder.Who, fields{"lock": e.Holder})
+		j.line("info", "lock_wait", "Waiting for the site lock, held by "+e.Holder.Who, fields{"lock": e.Holder})
 	case event.RunStarted:
 		j.plan = e.Plan
 		j.line("info", "checkpoint", "Run "+e.Run.ID, fields{"checkpoint": fields{"name": "run", "run": e.Run.ID, "steps": len(e.Plan.Steps), "done": e.Done}})
@@ -258,7 +258,7 @@ func (j *JSON) Event(e event.Event) {
 		if e.Things == 0 && len(e.Differences) == 0 {
 			return
 		}
-		j.line("info", "checkpoint", "Looked again at "+count(e.Things, "thing")+": "+differences(e), fields{"checkpoint": fields{"name": "verified", "undo": e.Undo, "things": e.Things, "differences": list(e.Differences), "remains": list(e.Remains)}})
+		j.line("info", "checkpoint", "Verified "+count(e.Things, "object")+": "+differences(e), fields{"checkpoint": fields{"name": "verified", "undo": e.Undo, "things": e.Things, "differences": list(e.Differences), "remains": list(e.Remains)}})
 	case event.RunEnded:
 		j.summary(e)
 	}
@@ -269,7 +269,7 @@ func (j *JSON) observed(e event.Observed) {
 	hook := fields{"resource": resource(at), "elapsed_seconds": seconds(e.Took), "things": e.Things}
 	if e.Err != nil {
 		hook["error"] = e.Err.Error()
-		j.line("warn", "refresh_errored", at.String()+": cannot be seen: "+e.Err.Error(), fields{"hook": hook})
+		j.line("warn", "refresh_errored", at.String()+": could not be observed: "+e.Err.Error(), fields{"hook": hook})
 		return
 	}
 	j.line("info", "refresh_complete", at.String()+": Refresh complete", fields{"hook": hook})
@@ -303,7 +303,7 @@ func (j *JSON) progress(e event.StepProgress) {
 
 func (j *JSON) summary(e event.RunEnded) {
 	level := "error"
-	text := operation(e) + " ended " + e.Run.Stands()
+	text := operation(e) + " ended: " + e.Run.Stands()
 	op := e.Run.Op
 	if e.Asked {
 		op = "rollback"

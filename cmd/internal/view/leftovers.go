@@ -23,14 +23,14 @@ func LeftoversText(left []survey.Leftover, unknown []plan.Unknown) string {
 		counts[group{l.Scope + "/" + l.Kind, l.Reason}]++
 	}
 	if len(left) > 0 {
-		t.head("Left out, because no document can describe it:")
+		t.head("Skipped, because no document can describe it:")
 		for _, g := range slices.SortedFunc(maps.Keys(counts), func(a, b group) int {
 			return cmp.Or(strings.Compare(a.at, b.at), strings.Compare(a.why, b.why))
 		}) {
 			t.line("     %d × %s  %s", counts[g], clean(g.at), clean(g.why))
 		}
 	}
-	t.places("Unknown, so that it is missing here:", unknown)
+	t.places("Unknown, so not included here:", unknown)
 	return t.b.String()
 }
 
@@ -46,11 +46,11 @@ type Rebuilt struct {
 // Text returns it for people.
 func (r Rebuilt) Text() string {
 	if len(r.Resources)+len(r.Left) == 0 {
-		return "Nothing bears the mark of this site that is not recorded.\n"
+		return "No unrecorded object carries this site's mark.\n"
 	}
-	done, left := "Recorded", "Left to others, as the document says"
+	done, left := "Recorded", "Left to others, as declared in the document"
 	if r.Dry {
-		done, left = "Would record", "Would be left to others, as the document says"
+		done, left = "Would record", "Would be left to others, as declared in the document"
 	}
 	var b strings.Builder
 	list := func(title string, refs []schema.Ref) {
@@ -64,18 +64,18 @@ func (r Rebuilt) Text() string {
 	}
 	list(done+" "+count(len(r.Resources), "resource"), r.Resources)
 	list(left, r.Left)
-	list("Of these the document does not declare the following, and the next apply removes them. Declare what is to stay: with external: true what had been left to others (on_remove: forget)", r.Undeclared)
+	list("The following of these are not declared in the document, and the next apply removes them. Declare those that should stay; use external: true for those that had been left to others (on_remove: forget)", r.Undeclared)
 	return b.String()
 }
 
 // RepairsText returns what is done about damage in the store.
 func RepairsText(repairs []engine.Repair, dry bool) string {
 	if len(repairs) == 0 {
-		return "Nothing in the store that a command depends on is damaged.\n"
+		return "Nothing in the store that a command depends on is corrupt.\n"
 	}
 	var b strings.Builder
 	if dry {
-		b.WriteString("Would be done:\n")
+		b.WriteString("This would be done:\n")
 	}
 	for _, r := range repairs {
 		fmt.Fprintf(&b, "%s\n  %s\n  %s\n", clean(r.Key), clean(r.Damage), clean(Advice([]remedy.Remedy{{Text: r.Done, Do: r.Do}})))

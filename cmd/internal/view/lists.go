@@ -49,7 +49,7 @@ func RunText(r state.Run, steps []engine.StepReport, undoable bool, s Style) str
 	if r.Ended != nil {
 		after := ", after " + lasted(r.Started, r.Ended)
 		if r.Ended.Before(r.Started) {
-			after = "; the clock was set back meanwhile"
+			after = "; the clock was set back during the run"
 		}
 		add("Ended", at(*r.Ended)+" UTC"+after)
 	}
@@ -64,10 +64,10 @@ func RunText(r state.Run, steps []engine.StepReport, undoable bool, s Style) str
 	add("Message", clean(r.Message))
 	text := table(Style{}, rows)
 	for _, left := range r.Remains {
-		text += clean(left.String()) + " stays: it can never be deleted. It is not managed any more.\n"
+		text += clean(left.String()) + " stays: it can never be deleted. It is no longer managed.\n"
 	}
 	if len(r.Partial) > 0 {
-		text += "Not as it should be:\n"
+		text += "Not as expected:\n"
 		for _, d := range r.Partial {
 			text += "  " + clean(d) + "\n"
 		}
@@ -90,7 +90,7 @@ func stepsDone(r state.Run, steps []engine.StepReport) string {
 		}
 	}
 	if undone > 0 {
-		text += fmt.Sprintf(", %d undone", undone)
+		text += fmt.Sprintf(", %d reverted", undone)
 	}
 	return text
 }
@@ -127,14 +127,14 @@ func stepsText(steps []engine.StepReport, s Style) string {
 	}
 	slices.SortStableFunc(undone, func(a, b engine.StepReport) int { return a.Undo.Began.Compare(*b.Undo.Began) })
 	for _, step := range undone {
-		add(step, "undo "+string(step.Action), *step.Undo)
+		add(step, "revert "+string(step.Action), *step.Undo)
 	}
 	return table(s, rows)
 }
 
 var stepWords = map[engine.StepState]string{
 	engine.StepPending: "not started", engine.StepRunning: "running", engine.StepUnknown: "unknown",
-	engine.StepDone: "done", engine.StepRefused: "failed", engine.StepPartial: "failed half-way",
+	engine.StepDone: "done", engine.StepRefused: "failed", engine.StepPartial: "failed partway",
 }
 
 // RecordsText lists recorded resources, one ref per line.
@@ -170,7 +170,7 @@ func RecordText(r state.Record, k *schema.Kind, s Style) string {
 	t.head("As last applied")
 	t.spec(same, r.Ref.Kind, r.Spec)
 	if len(r.Rest) > 0 {
-		t.head("Not stated, as it was left")
+		t.head("Not set in the document, as converge left it")
 		t.spec(same, r.Ref.Kind, r.Rest)
 	}
 	return t.b.String()
@@ -217,7 +217,7 @@ func SummaryText(m SiteSummary, s Style) string {
 		fmt.Fprintf(&b, "  last run   %s: %s, %s UTC\n", r.ID, r.Stands(), at(r.Started))
 	}
 	for _, h := range m.Holds {
-		fmt.Fprintf(&b, "  %s %s: %s\n", s.paint(yellow, "held      "), clean(h.Scope), clean(h.Reason))
+		fmt.Fprintf(&b, "  %s %s: %s\n", s.paint(yellow, "hold      "), clean(h.Scope), clean(h.Reason))
 	}
 	if m.Lock != nil {
 		fmt.Fprintf(&b, "  lock       held by %s\n", holder(*m.Lock))
@@ -235,7 +235,7 @@ func short(digest string) string {
 // HoldsText lists holds, and the freeze if there is one.
 func HoldsText(holds []state.Hold, s Style) string {
 	if len(holds) == 0 {
-		return "Nothing is held.\n"
+		return "Nothing is on hold.\n"
 	}
 	rows := [][]string{{"SCOPE", "SINCE", "BY", "REASON"}}
 	for _, h := range holds {
@@ -255,7 +255,7 @@ func HoldsText(holds []state.Hold, s Style) string {
 // AuditsText lists forced actions.
 func AuditsText(entries []state.Audit, s Style) string {
 	if len(entries) == 0 {
-		return "Nobody has forced anything.\n"
+		return "No forced actions.\n"
 	}
 	rows := [][]string{{"AT", "BY", "ACTION", "SCOPE", "REASON"}}
 	for _, e := range entries {
@@ -320,14 +320,14 @@ func (r *Revision) signed() string {
 	case r.Signer != "":
 		return "by " + clean(r.Signer)
 	case r.Key != "":
-		return "with a key that is not trusted: " + clean(r.Key)
+		return "with an untrusted key: " + clean(r.Key)
 	}
 	return "no"
 }
 
 // RulesText lists the rules that every document must keep.
 func RulesText(all []rules.Rule, s Style) string {
-	rows := [][]string{{"CODE", "RULE", "WHAT MUST BE SO"}}
+	rows := [][]string{{"CODE", "RULE", "REQUIREMENT"}}
 	for _, r := range all {
 		rows = append(rows, []string{r.Code, r.Name, r.Doc})
 	}
@@ -336,12 +336,12 @@ func RulesText(all []rules.Rule, s Style) string {
 
 // KindsText lists the kinds of a schema.
 func KindsText(kinds schema.Kinds, s Style) string {
-	rows := [][]string{{"KIND", "LIVES ON", "WHAT IT IS"}}
+	rows := [][]string{{"KIND", "SCOPE", "DESCRIPTION"}}
 	for _, name := range kinds.Names() {
 		k := kinds[name]
-		where := "the site"
+		where := "site"
 		if k.Node {
-			where = "a node"
+			where = "node"
 		}
 		first, _, _ := strings.Cut(k.Doc, ". ")
 		first = strings.TrimSuffix(strings.Join(strings.Fields(first), " "), ".")

@@ -50,19 +50,19 @@ func (h *Human) rows(now time.Time) []string {
 	case len(h.running) > 0:
 	case len(h.looking) > 0:
 		l := h.looking[0]
-		text := fmt.Sprintf("Looking at %s/%s", clean(l.Scope), clean(l.Kind))
+		text := fmt.Sprintf("Observing %s/%s", clean(l.Scope), clean(l.Kind))
 		if n := len(h.looking) - 1; n > 0 {
 			text += fmt.Sprintf(" and %d more", n)
 		}
 		return []string{text + since(now, h.waited)}
 	case h.lock != nil:
-		return []string{"Waiting for the lock of the site" + since(now, h.waited) + ", held by " + holder(*h.lock)}
+		return []string{"Waiting for the site lock" + since(now, h.waited) + ", held by " + holder(*h.lock)}
 	default:
 		return nil
 	}
 	word := "done"
 	if h.undo {
-		word = "undone"
+		word = "reverted"
 	}
 	lines := []string{fmt.Sprintf("%d of %d %s, %d running%s", h.done, h.total, word, len(h.running), since(now, h.began))}
 	for i, r := range h.running {

@@ -100,7 +100,7 @@ func Summary(p *plan.Plan) string {
 		text += " " + narrowed(n)
 	}
 	if n := len(p.Omitted); n > 0 {
-		text += " Left out: " + count(n, "resource") + "."
+		text += " Skipped: " + count(n, "resource") + "."
 	}
 	return text
 }
@@ -112,7 +112,7 @@ func narrowed(n *plan.Narrowed) string {
 		text = fmt.Sprintf("All %s were considered", count(n.Of, "resource"))
 	}
 	if n.Since > 0 {
-		text += fmt.Sprintf(": what the document says otherwise than serial %d, which was applied last", n.Since)
+		text += fmt.Sprintf(": those that differ from serial %d, which was applied last", n.Since)
 	}
 	return text + "."
 }
@@ -131,28 +131,28 @@ func nothing(p *plan.Plan) string {
 	unchanged := count(p.Unchanged, "resource")
 	switch {
 	case p.Undoes != "":
-		return rollback(p) + ": nothing is left to undo."
+		return rollback(p) + ": nothing left to roll back."
 	case len(p.Refusals) > 0:
-		return "No plan: it is refused."
+		return "No steps: the plan is refused."
 	case len(p.Unknown) > 0 && p.Unchanged == 0:
-		return "The site could not be seen. Nothing is decided."
+		return "The site could not be observed. Nothing is planned."
 	case len(p.Unknown) > 0:
-		return "No changes where the site could be seen. Some of it is unknown."
+		return "No changes in what could be observed. Part of the site is unknown."
 	case len(p.Omitted) > 0:
-		return fmt.Sprintf("No changes to what the server supports: %s as declared, %d left out.", unchanged, len(p.Omitted))
+		return fmt.Sprintf("No changes to what the server supports: %s up to date, %d skipped.", unchanged, len(p.Omitted))
 	case p.Narrowed != nil:
 		return "No changes. " + narrowed(p.Narrowed)
 	case p.Destroy:
-		return "No changes. Nothing is recorded that could be destroyed."
+		return "No changes. There is nothing recorded to destroy."
 	}
-	return fmt.Sprintf("No changes. The site is as the document says: %s.", unchanged)
+	return fmt.Sprintf("No changes. The site matches the document: %s.", unchanged)
 }
 
 // cut notes that something is not shown in full, and how to show it.
 func (t *planText) cut() {
 	if t.cuts > 0 {
 		t.line("")
-		t.words(0, 0, span{text: fmt.Sprintf("… stands where %s cut. To see everything: -full", map[bool]string{true: "a value is", false: count(t.cuts, "value") + " are"}[t.cuts == 1]), color: dim})
+		t.words(0, 0, span{text: fmt.Sprintf("… marks where %s cut. To see everything: -full", map[bool]string{true: "a value is", false: count(t.cuts, "value") + " are"}[t.cuts == 1]), color: dim})
 		t.cuts = 0
 	}
 }
@@ -164,8 +164,8 @@ func (t *planText) plan(p *plan.Plan) {
 		t.steps(p)
 		t.drift("Changed outside converge since the last run:", p.Drift)
 	}
-	t.unmanaged(p.Unmanaged, "Made for this site by converge, but neither declared nor recorded (declare them to adopt them, or remove them by hand):")
-	t.places("Unknown, so that nothing is decided about it:", p.Unknown)
+	t.unmanaged(p.Unmanaged, "Created for this site by converge, but neither declared nor recorded (declare them to adopt them, or remove them by hand):")
+	t.places("Unknown, so nothing is planned for it:", p.Unknown)
 	t.places("Not supported by the server:", p.Unsupported)
 	t.omitted(p.Omitted)
 	t.externals(p.Externals)
@@ -182,14 +182,14 @@ func (t *planText) ends(p *plan.Plan) {
 	if p.Empty() || len(p.Refusals) > 0 || late == 0 {
 		return
 	}
-	t.words(0, 0, span{text: "It ends applied; when a step fails reverted, or partial if something was done by then that cannot be undone exactly."})
-	how := "an approval of this plan: yes to the question, or "
+	t.words(0, 0, span{text: "The run ends applied. If a step fails, it ends reverted, or partial if something that cannot be undone exactly was already done."})
+	how := "approval of this plan: answer yes when asked, or use "
 	if p.Passing {
-		how += "-approve. Its digest is known once the plan is saved, with -out=FILE: the store has no key for the secrets of the site yet"
+		how += "-approve. The plan's digest is known once it is saved with -out=FILE: the store has no key for the site's secrets yet"
 	} else {
 		how += "-approve=" + p.Approval()[:plan.ShortApproval]
 	}
-	t.words(0, 0, span{text: fmt.Sprintf("What cannot be undone exactly (%s) needs %s", count(late, "step"), how)})
+	t.words(0, 0, span{text: fmt.Sprintf("%s cannot be undone exactly. This requires %s", count(late, "step"), how)})
 }
 
 func planOrigin(p *plan.Plan) string {
@@ -211,7 +211,7 @@ func Authorship(a schema.Author) string {
 	case a.Signer != "":
 		return "signed by " + a.Signer
 	case a.Key != "":
-		return "signed with a key that is not trusted, put by " + a.By
+		return "signed with an untrusted key, put by " + a.By
 	case a.By != "":
 		return "unsigned, put by " + a.By
 	}
@@ -256,7 +256,7 @@ func symbol(s *plan.Step) (sign, color string) {
 
 var meanings = []struct{ sign, meaning string }{
 	{"+", "create"}, {"~", "change in place"}, {"-/+", "replace"}, {"-", "destroy"},
-	{"=", "adopt: take over what is there"}, {".", "forget: leave what is there"},
+	{"=", "adopt: manage the existing object"}, {".", "forget: the object stays"},
 }
 
 // meaning returns what a sign stands for.
@@ -354,7 +354,7 @@ func (t *planText) noReturn(late []*plan.Step) (alike bool) {
 	t.line("")
 	t.words(0, 5, span{text: fmt.Sprintf("──── point of no return: %s below cannot be undone exactly ────", count(len(late), "step")), color: red})
 	if alike {
-		t.words(5, 5, span{text: "[undone: " + late[0].Undo.Meaning() + "]", color: dim})
+		t.words(5, 5, span{text: "[on revert: " + late[0].Undo.Meaning() + "]", color: dim})
 	}
 	return alike
 }
@@ -366,15 +366,15 @@ func (t *planText) reason(s *plan.Step) string {
 	switch {
 	case !s.Replace:
 	case s.Stray:
-		reason = "the old one is removed when nothing refers to it any more"
+		reason = "the old object is removed once nothing refers to it"
 	case s.Action == plan.Delete && told:
 		reason = "removed"
 	case s.Action == plan.Delete:
 		reason = "removed first: " + reason
 	case s.Action == plan.Create && told:
-		reason = "made anew"
+		reason = "recreated"
 	case s.Action == plan.Create:
-		reason = "made anew: " + reason
+		reason = "recreated: " + reason
 	}
 	if s.Disruption != "" {
 		reason += ", interrupts " + clean(s.Disruption)
@@ -390,10 +390,10 @@ func (t *planText) step(s *plan.Step, width int, late, alike bool, shared map[st
 	}
 	switch {
 	case s.Leaves:
-		reason += "  [can never be deleted: an undo forgets it, and it stays]"
+		reason += "  [can never be deleted: a revert forgets it, and the object stays]"
 	case alike && !s.Undo.Reversible():
 	case late || s.Undo == providers.Restart:
-		reason += "  [undone: " + s.Undo.Meaning() + "]"
+		reason += "  [on revert: " + s.Undo.Meaning() + "]"
 	}
 	reason = strings.TrimSpace(reason)
 	ref := clean(s.Ref.String())
@@ -456,7 +456,7 @@ func (t *planText) drift(head string, drift []plan.Drift) {
 		case d.Failed != "":
 			t.item(red, "!", ref, span{text: "  has failed: " + clean(d.Failed)})
 		case !d.TakenBy.IsZero():
-			t.item(red, "!", ref, span{text: clean(fmt.Sprintf("  is marked as %s of site %s now", d.TakenBy.Ref, d.TakenBy.Site))})
+			t.item(red, "!", ref, span{text: clean(fmt.Sprintf("  is now marked as %s of site %s", d.TakenBy.Ref, d.TakenBy.Site))})
 		default:
 			t.item(yellow, "~", ref)
 		}
@@ -491,7 +491,7 @@ func (t *planText) unmanaged(things []plan.Unmanaged, stray string) {
 			parts = append(parts, text)
 		}
 		t.line("")
-		t.words(0, 2, span{text: "Not managed here, and left alone: ", color: bold}, span{text: strings.Join(parts, ", ")})
+		t.words(0, 2, span{text: "Unmanaged, left unchanged: ", color: bold}, span{text: strings.Join(parts, ", ")})
 	}
 	if len(strays) > 0 {
 		t.head("%s", stray)

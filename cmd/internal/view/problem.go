@@ -83,14 +83,14 @@ func Explain(err error) *Problem {
 		what, where, _ := strings.Cut(locked.Error(), "\n\n")
 		return &Problem{What: what, Where: where, Fix: fmt.Sprintf("Wait for it with -lock-timeout=5m. Only if that process is gone for good: converge force-unlock %s", locked.Info.ID), Err: err}
 	case errors.As(err, &silent):
-		return &Problem{What: "the store does not answer", Where: silent.Error(), Fix: "If that process is suspended, continue it (fg, or kill -CONT), or end it. When it ends, in whatever way, the next command takes over.", Err: err}
+		return &Problem{What: "the store does not answer", Where: silent.Error(), Fix: "If that process is suspended, continue it (fg, or kill -CONT) or terminate it. Once it exits, for whatever reason, the next command takes over.", Err: err}
 	case errors.As(err, &away):
 		return &Problem{
-			What: "the store is away", Where: away.Error(), Err: err,
-			Fix: "Nothing more was begun. Put it back where it was, or mount it again, and settle what is open with converge resume. If it is lost: put a backup in its place, and say so with converge state restored.",
+			What: "the store is no longer available", Where: away.Error(), Err: err,
+			Fix: "Nothing more was started. Put it back where it was, or mount it again, then finish any open run with converge resume. If it is lost, put a backup in its place and run converge state restored.",
 		}
 	case errors.As(err, &conflict):
-		return &Problem{What: "the document was not written", Where: conflict.Error(), Fix: "Look at what is there with: converge get. Then write what you want on top of it: with the revision that it has now, and with a higher site.serial, or none, which is counted.", Err: err}
+		return &Problem{What: "the document was not written", Where: conflict.Error(), Fix: "To see the current document: converge get. Then write your changes on top of it: with its current revision, and with a higher site.serial, or none to get the next one.", Err: err}
 	case errors.As(err, &stale):
 		var lines []string
 		for _, d := range stale.Reasons {
@@ -100,9 +100,9 @@ func Explain(err error) *Problem {
 				lines = append(lines, d.Ref.String()+": "+d.Detail)
 			}
 		}
-		return &Problem{What: "the plan is stale: the site is no longer as it was when the plan was made", Where: strings.Join(lines, "\n"), Fix: "Nothing was changed. Plan again.", Err: err}
+		return &Problem{What: "the plan is stale: the site has changed since the plan was made", Where: strings.Join(lines, "\n"), Fix: "Nothing was changed. Plan again.", Err: err}
 	case errors.As(err, &spent):
-		return &Problem{What: "the plan is spent", Where: fmt.Sprintf("run %s has applied it", spent.Run), Fix: "Nothing was changed. Plan again.", Err: err}
+		return &Problem{What: "the plan was already applied", Where: fmt.Sprintf("run %s applied it", spent.Run), Fix: "Nothing was changed. Plan again.", Err: err}
 	case errors.As(err, &refused):
 		var lines []string
 		for _, r := range refused.Refusals {
@@ -115,13 +115,13 @@ func Explain(err error) *Problem {
 		return &Problem{What: "refused: nothing was changed", Where: strings.Join(lines, "\n"), Err: err}
 	case errors.As(err, &approve):
 		return &Problem{
-			What: "this plan needs an approval of its own: nothing was changed", Where: approve.Error(), Err: err,
-			Fix: "When that is what you want: -approve=" + approve.Approval[:plan.ShortApproval],
+			What: "this plan needs its own approval: nothing was changed", Where: approve.Error(), Err: err,
+			Fix: "To approve it: -approve=" + approve.Approval[:plan.ShortApproval],
 		}
 	case errors.As(err, &held):
-		p := &Problem{What: "held: nothing was changed", Where: Held(held), Err: err}
+		p := &Problem{What: "on hold: nothing was changed", Where: Held(held), Err: err}
 		if held.Open != "" {
-			p.What = "a run has not ended: nothing was changed"
+			p.What = "a run is still open: nothing was changed"
 		}
 		return p
 	case errors.As(err, &unknown):
@@ -131,18 +131,18 @@ func Explain(err error) *Problem {
 	case errors.As(err, &unmatched):
 		return explainUnmatched(unmatched)
 	case errors.As(err, &damaged):
-		return &Problem{What: "the store is damaged", Where: err.Error(), Fix: mending(damaged.Key), Err: err}
+		return &Problem{What: "the store is corrupt", Where: err.Error(), Fix: mending(damaged.Key), Err: err}
 	case errors.As(err, &data):
 		what, where, _ := strings.Cut(err.Error(), "\n")
-		return &Problem{What: what, Where: where, Fix: "When the copy is there, say so: converge state restored", Err: err}
+		return &Problem{What: what, Where: where, Fix: "Once the copy is in place, run: converge state restored", Err: err}
 	case errors.Is(err, engine.ErrInterrupted):
 		return &Problem{What: err.Error(), Fix: fix(remedy.Remedies(err)), Err: err}
 	case errors.Is(err, context.Canceled):
 		return &Problem{What: "interrupted", Err: err}
 	case errors.Is(err, context.DeadlineExceeded):
-		return &Problem{What: "there was no answer in time", Where: err.Error(), Err: err}
+		return &Problem{What: "timed out waiting for an answer", Where: err.Error(), Err: err}
 	case errors.Is(err, state.ErrFenced):
-		return &Problem{What: err.Error(), Fix: "Another process may be at work: converge lock status. When it is done, try again; what was begun then shows in: converge runs", Err: err}
+		return &Problem{What: err.Error(), Fix: "Another process may be running; to check: converge lock status. When it has finished, try again; to see what was started: converge runs", Err: err}
 	}
 	what, where, _ := strings.Cut(err.Error(), "\n")
 	return &Problem{What: what, Where: where, Fix: fix(remedy.Remedies(err)), Err: err}
@@ -153,11 +153,11 @@ func mending(key string) string {
 	_, key, _ = strings.Cut(strings.TrimPrefix(key, "/converge/"), "/")
 	switch part, _, _ := strings.Cut(key, "/"); {
 	case key == "leader":
-		return "It is the lock of the site. Only if nobody works on the site: converge force-unlock " + state.DamagedLock
+		return "This is the site lock. Only if no other process is working on the site: converge force-unlock " + state.DamagedLock
 	case key == "epoch":
-		return "Restore a backup. Without one: converge state restored"
+		return "Restore a backup. If there is none: converge state restored"
 	case slices.Contains([]string{"run", "resource", "server", "spent", "audit", "amended", "rebuilt", "cancel"}, part), key == "inbox/result", key == "document/head", strings.HasPrefix(key, "document/log/"):
-		return "Restore a backup. Or see what the rest of the store can mend: converge state repair -dry-run"
+		return "Restore a backup. Or see what can be repaired from the rest of the store: converge state repair -dry-run"
 	}
 	return "Restore a backup."
 }
@@ -168,7 +168,7 @@ func explainUnmatched(e *plan.UnmatchedError) *Problem {
 	for i, r := range e.Refs {
 		refs[i] = r.String()
 	}
-	fix := strings.TrimSpace(nearest.DidYouMeanRef(e.Pattern, refs) + " Nothing was changed. See what there is with: converge state list")
+	fix := strings.TrimSpace(nearest.DidYouMeanRef(e.Pattern, refs) + " Nothing was changed. To list the recorded resources: converge state list")
 	return &Problem{What: e.Error(), Fix: fix, Err: e}
 }
 

@@ -70,9 +70,9 @@ func Held(err error) string {
 		return err.Error()
 	}
 	settle := func(run string) string {
-		text := "settle it with: " + command(remedy.Of(remedy.Resume, run))
+		text := "resume it with: " + command(remedy.Of(remedy.Resume, run))
 		if slices.Contains(e.Undoable, run) {
-			text += ", or undo it with: " + command(remedy.Of(remedy.Rollback, run))
+			text += ", or roll it back with: " + command(remedy.Of(remedy.Rollback, run))
 		}
 		return text
 	}
@@ -84,13 +84,13 @@ func Held(err error) string {
 		lines[i] = h.Text()
 		switch {
 		case h.Older:
-			lines[i] += "; say so first: " + command(remedy.Action{Verb: remedy.Restored})
+			lines[i] += "; confirm this first with: " + command(remedy.Action{Verb: remedy.Restored})
 		case h.Scope == state.FrozenScope:
-			lines[i] += "; end that with: " + command(remedy.Action{Verb: remedy.Unfreeze})
+			lines[i] += "; unfreeze it with: " + command(remedy.Action{Verb: remedy.Unfreeze})
 		case strings.HasPrefix(h.Scope, "serial:"):
-			lines[i] += "; write a new revision, or try it again after: " + command(remedy.Of(remedy.Release, h.Scope))
+			lines[i] += "; write a new revision, or release the hold to try it again: " + command(remedy.Of(remedy.Release, h.Scope))
 		case h.Run == "":
-			lines[i] += "; when that is mended: " + command(remedy.Of(remedy.Release, h.Scope))
+			lines[i] += "; once that is fixed: " + command(remedy.Of(remedy.Release, h.Scope))
 		default:
 			lines[i] += fmt.Sprintf(" (run %s: %s)", h.Run, settle(h.Run))
 		}
@@ -100,13 +100,13 @@ func Held(err error) string {
 
 // goOn returns what can be done where a part of the site could not be observed, or is not supported.
 func goOn(unknown []plan.Unknown) string {
-	rest := "go on with the rest with " + command(remedy.Action{Verb: remedy.AllowPartial}) + "."
+	rest := "continue with the rest using " + command(remedy.Action{Verb: remedy.AllowPartial}) + "."
 	if len(unknown) == 0 {
-		return "The rest is not applied without your say: remove from the document what the server does not support, or " + rest
+		return "The rest is not applied by default: remove what the server does not support from the document, or " + rest
 	}
-	text := "Nothing is decided about what cannot be seen; mend the connection, or " + rest
+	text := "Nothing is planned for what could not be observed; fix the connection, or " + rest
 	if slices.ContainsFunc(unknown, func(u plan.Unknown) bool { return u.OtherServer }) {
-		text += " If another server is the right one from now on: " + command(remedy.Action{Verb: remedy.AllowMissing}) + "."
+		text += " If that server is the right one from now on: " + command(remedy.Action{Verb: remedy.AllowMissing}) + "."
 	}
 	return text
 }

@@ -63,7 +63,7 @@ func (t *planText) omitted(list []plan.Omission) {
 	if len(list) == 0 {
 		return
 	}
-	t.head("Left out:")
+	t.head("Skipped:")
 	for i, o := range list {
 		if t.more(i, len(list)) {
 			break
@@ -74,9 +74,9 @@ func (t *planText) omitted(list []plan.Omission) {
 
 // explainUnknown returns what could not be observed and what is left out, and what to do about it.
 func explainUnknown(e *engine.UnknownError) *Problem {
-	p := &Problem{What: "a part of the site could not be seen", Fix: goOn(e.Unknown), Err: e}
+	p := &Problem{What: "part of the site could not be observed", Fix: goOn(e.Unknown), Err: e}
 	if len(e.Unknown) == 0 {
-		p.What = "the server does not support a part of the document"
+		p.What = "the server does not support part of the document"
 	}
 	var lines []string
 	for _, c := range causes(e.Unknown) {
@@ -88,7 +88,7 @@ func explainUnknown(e *engine.UnknownError) *Problem {
 	}
 	const shown = 20
 	for _, o := range e.Omitted[:min(len(e.Omitted), shown)] {
-		lines = append(lines, fmt.Sprintf("%s is left out: %s", o.Ref, o.Reason))
+		lines = append(lines, fmt.Sprintf("%s is skipped: %s", o.Ref, o.Reason))
 	}
 	if more := len(e.Omitted) - shown; more > 0 {
 		lines = append(lines, fmt.Sprintf("and %d more; converge plan shows all", more))

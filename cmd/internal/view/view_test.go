@@ -84,22 +84,22 @@ func samplePlan() *plan.Plan {
 		"env": []any{map[string]any{"name": "A", "value": "SECRET-C"}},
 	}
 	steps := []plan.Step{
-		{Ref: ref("site/carbide.vpc/new"), Action: plan.Create, Reason: "declared, not there yet", Undo: providers.Exact, ExternalID: "id-new",
+		{Ref: ref("site/carbide.vpc/new"), Action: plan.Create, Reason: "declared, but does not exist yet", Undo: providers.Exact, ExternalID: "id-new",
 			After: schema.Object{"tenant": "acme", "labels": map[string]any{"env": "prod"}}},
-		{Ref: ref("gpu-01/docker.container/web"), Action: plan.Create, Reason: "declared, not there yet", Undo: providers.Exact, After: secret},
+		{Ref: ref("gpu-01/docker.container/web"), Action: plan.Create, Reason: "declared, but does not exist yet", Undo: providers.Exact, After: secret},
 		{Ref: ref("gpu-01/docker.container/db"), Action: plan.Update, Reason: "the document changed", Undo: providers.Restart, Disruption: "restart", Needs: []int{1},
 			Changes: []diff.Change{{Path: "image", Before: "pg:16", After: "pg:17"}, {Path: "password", Secret: true, Before: "SECRET-D", After: "SECRET-E"},
 				{Path: "env[A]", After: map[string]any{"name": "A", "value": "SECRET-F"}}, {Path: "env[B].value", Before: "SECRET-G"},
 				{Path: "env[C].name", Before: "C", After: "D"}, {Path: "tokens.x.y", Before: "SECRET-H"}, {Path: "tokens", After: map[string]any{"a": "SECRET-I"}}},
 			Before: schema.Object{"image": "pg:16"}, After: schema.Object{"image": "pg:17"}},
-		{Ref: ref("site/carbide.vpc/there"), Action: plan.Adopt, Reason: "there already, as the document wants it", Undo: providers.Exact, ExternalID: "id-there",
+		{Ref: ref("site/carbide.vpc/there"), Action: plan.Adopt, Reason: "already exists and matches the document", Undo: providers.Exact, ExternalID: "id-there",
 			Before: schema.Object{"tenant": "acme"}, After: schema.Object{"tenant": "acme"}},
-		{Ref: ref("site/carbide.vpc/left"), Action: plan.Forget, Reason: "no longer declared; on_remove is forget: the thing stays", Undo: providers.Exact,
+		{Ref: ref("site/carbide.vpc/left"), Action: plan.Forget, Reason: "no longer declared; on_remove is forget: the object stays", Undo: providers.Exact,
 			Before: schema.Object{"tenant": "acme"}},
-		{Ref: ref("site/carbide.vpc/prod"), Action: plan.Delete, Replace: true, Reason: "tenant cannot change in place", Undo: providers.Replace, Wave: 1,
+		{Ref: ref("site/carbide.vpc/prod"), Action: plan.Delete, Replace: true, Reason: "tenant cannot be changed in place", Undo: providers.Replace, Wave: 1,
 			Before: schema.Object{"tenant": "acme"}},
 		{Ref: ref("site/carbide.vpc/old"), Action: plan.Delete, Reason: "no longer declared", Undo: providers.NoUndo, Wave: 1, Before: schema.Object{"tenant": "acme"}},
-		{Ref: ref("site/carbide.vpc/prod"), Action: plan.Create, Replace: true, Reason: "tenant cannot change in place", Undo: providers.Exact, Wave: 2, Needs: []int{5},
+		{Ref: ref("site/carbide.vpc/prod"), Action: plan.Create, Replace: true, Reason: "tenant cannot be changed in place", Undo: providers.Exact, Wave: 2, Needs: []int{5},
 			Changes: []diff.Change{{Path: "tenant", Before: "acme", After: "apex", Replaces: true}, {Path: "labels.env", After: "prod"}},
 			After:   schema.Object{"tenant": "apex", "labels": map[string]any{"env": "prod"}}},
 	}
@@ -176,7 +176,7 @@ func TestNestedChanges(t *testing.T) {
 			{Path: "script", Before: "one\ntwo\nthree\nfour\nfive\nsix\n", After: "one\ntwo\nthree\nfour\n5\nsix\n"},
 			{Path: "zones", Before: []any{"x", "y", "z"}, After: []any{"z", "x", "w"}},
 		}},
-		{ID: 1, Ref: ref("site/carbide.vpc/w"), Action: plan.Create, Reason: "declared, not there yet", Undo: providers.Exact, After: schema.Object{
+		{ID: 1, Ref: ref("site/carbide.vpc/w"), Action: plan.Create, Reason: "declared, but does not exist yet", Undo: providers.Exact, After: schema.Object{
 			"script": strings.Repeat("line\n", 99), "labels": map[string]any{"escape": "\x1b[31m", "long": long, "words": strings.Repeat("word ", 30)}, "zones": []any{},
 		}},
 	}}
@@ -343,15 +343,15 @@ func TestSummary(t *testing.T) {
 		plan plan.Plan
 		want string
 	}{
-		{plan.Plan{Unchanged: 1}, "No changes. The site is as the document says: 1 resource."},
-		{plan.Plan{Destroy: true}, "No changes. Nothing is recorded that could be destroyed."},
-		{plan.Plan{Unknown: []plan.Unknown{{}}}, "The site could not be seen. Nothing is decided."},
-		{plan.Plan{Unchanged: 2, Omitted: []plan.Omission{{}}}, "No changes to what the server supports: 2 resources as declared, 1 left out."},
+		{plan.Plan{Unchanged: 1}, "No changes. The site matches the document: 1 resource."},
+		{plan.Plan{Destroy: true}, "No changes. There is nothing recorded to destroy."},
+		{plan.Plan{Unknown: []plan.Unknown{{}}}, "The site could not be observed. Nothing is planned."},
+		{plan.Plan{Unchanged: 2, Omitted: []plan.Omission{{}}}, "No changes to what the server supports: 2 resources up to date, 1 skipped."},
 		{plan.Plan{Unchanged: 2, Narrowed: &plan.Narrowed{Resources: 2, Of: 9}}, "No changes. Only 2 of 9 resources were considered."},
-		{plan.Plan{Undoes: "R1"}, "Rollback of run R1: nothing is left to undo."},
-		{plan.Plan{Undoes: "R1", Keeps: 2}, "Rollback of run R1 to step 2: nothing is left to undo."},
-		{plan.Plan{Unchanged: 1, Unknown: []plan.Unknown{{}}}, "No changes where the site could be seen. Some of it is unknown."},
-		{plan.Plan{Refusals: []plan.Refusal{{}}}, "No plan: it is refused."},
+		{plan.Plan{Undoes: "R1"}, "Rollback of run R1: nothing left to roll back."},
+		{plan.Plan{Undoes: "R1", Keeps: 2}, "Rollback of run R1 to step 2: nothing left to roll back."},
+		{plan.Plan{Unchanged: 1, Unknown: []plan.Unknown{{}}}, "No changes in what could be observed. Part of the site is unknown."},
+		{plan.Plan{Refusals: []plan.Refusal{{}}}, "No steps: the plan is refused."},
 		{*samplePlan(), "Plan: 3 to add, 1 to change, 2 to destroy, 1 to adopt, 1 to forget; 12 unchanged."},
 	} {
 		if got := view.Summary(&c.plan); got != c.want {
@@ -419,7 +419,7 @@ func story(end state.RunStatus) []event.Event {
 			event.Verified{Undo: true, Things: 2},
 			event.RunEnded{Run: run, Took: time.Minute})
 	}
-	ds := []event.Difference{{Ref: web.Ref, Detail: "it was created and is still there"}}
+	ds := []event.Difference{{Ref: web.Ref, Detail: "it was created and still exists"}}
 	return append(es,
 		event.StepFailed{Step: web, Undo: true, Class: providers.Denied, Err: errors.New("not allowed"), Took: time.Second},
 		event.Verified{Undo: true, Things: 2, Differences: ds},
@@ -574,7 +574,7 @@ func TestErrors(t *testing.T) {
 	var b strings.Builder
 	for _, err := range []error{
 		errors.New("plain\nwith a second line"),
-		fmt.Errorf("apply: %w", &state.ConflictError{Head: state.Head{Serial: 4, Revision: 9, By: "me", At: start}, Wanted: "the serial 3 is not above it"}),
+		fmt.Errorf("apply: %w", &state.ConflictError{Head: state.Head{Serial: 4, Revision: 9, By: "me", At: start}, Wanted: "serial 3 is not higher"}),
 		&etcd.NoAnswerError{Dir: ".converge", PID: 7, Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), Command: "converge apply"},
 		&engine.StaleError{Reasons: []event.Difference{{Ref: ref("site/carbide.vpc/prod"), Detail: "it is gone"}, {Detail: "the document was replaced"}}},
 		&engine.SpentError{Run: "R"},

@@ -22,7 +22,7 @@ func verbsOf(s *plan.Step, undo bool) verbs {
 		plan.Forget: {"forgetting", "forgotten", "forgetting"},
 	}[s.Action]
 	if undo {
-		return verbs{"undoing " + v.noun, v.noun + " undone", "undoing the " + v.noun}
+		return verbs{"reverting " + v.noun, v.noun + " reverted", "reverting the " + v.noun}
 	}
 	return v
 }
@@ -30,9 +30,9 @@ func verbsOf(s *plan.Step, undo bool) verbs {
 // phaseText returns what a long-running step is doing.
 func phaseText(e event.StepProgress) string {
 	text := map[event.Phase]string{
-		event.Settling: "finding out what came of it",
+		event.Settling: "checking the outcome",
 		event.Waiting:  "waiting",
-		event.Retrying: "trying again",
+		event.Retrying: "retrying",
 	}[e.Phase]
 	if e.Phase == event.Retrying && e.Attempt > 0 {
 		text += fmt.Sprintf(" (attempt %d)", e.Attempt)

@@ -9,15 +9,15 @@ import (
 
 // A ComputeAllocation is the spec of the kind carbide.compute_allocation.
 type ComputeAllocation struct {
-	// How many machines. The allocations of a type may not exceed the machines that belong to it, and what the tenant's instances use cannot be taken away.
+	// Number of machines. The allocations of a type cannot exceed the machines that belong to it, and cannot be reduced below what the tenant's instances use.
 	Count int64
-	// What it is for; at most 256 characters.
+	// Description of the allocation; at most 256 characters.
 	Description *string
-	// The type of the machines.
+	// Name of the instance type of the machines.
 	InstanceType string
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
-	// The tenant that the machines are for.
+	// Name of the tenant that the machines are allocated to.
 	Tenant string
 }
 

@@ -9,19 +9,19 @@ import (
 
 // A DPUExtensionService is the spec of the kind carbide.dpu_extension_service.
 type DPUExtensionService struct {
-	// What it is for.
+	// Description of the service.
 	Description *string
-	// The manifest of the pod, YAML or JSON, at most 64 KiB. Another way to write the same manifest is refused.
+	// Manifest of the pod, YAML or JSON, at most 64 KiB. Writing the same manifest in another form is refused.
 	Manifest string
-	// What is collected from the pod, in at most 20 ways. The service changes it only together with the manifest or the credential.
+	// Metrics and logs that are collected from the pod; at most 20 entries. The service changes them only together with the manifest or the credential.
 	Observability []Observability
-	// The registry that images come from, and all below it, for example nvcr.io/nvforge. All three parts of the credential, or none. They are kept as secrets because the service never shows them.
+	// Registry that images are pulled from, including everything below it, for example nvcr.io/nvforge. Set all three parts of the credential, or none. They are kept as secrets because the service never returns them.
 	Registry *string
-	// The user's password.
+	// Password of the user.
 	RegistryPassword *string
-	// The user at the registry.
+	// Username at the registry.
 	RegistryUsername *string
-	// The tenant that owns it.
+	// Name of the tenant that owns the service.
 	Tenant string
 }
 
@@ -58,9 +58,9 @@ func (s *DPUExtensionService) read(r *object.Reader, o map[string]any) {
 
 // A DPUExtensionServiceStatus is what the far side says of a thing of the kind carbide.dpu_extension_service.
 type DPUExtensionServiceStatus struct {
-	// The versions that instances may have, the newest first.
+	// Versions that instances can use, newest first.
 	ActiveVersions []string
-	// The version that a change of the service has made last.
+	// Version created by the latest change of the service.
 	Version *string
 }
 
@@ -74,11 +74,11 @@ func (s *DPUExtensionServiceStatus) Object() schema.Object {
 
 // An Observability is in observability of DPUExtensionService.
 type Observability struct {
-	// A file of the pod that is read.
+	// Log file of the pod to read.
 	Logging *ObservabilityLogging
-	// What it is called.
+	// Name of the entry.
 	Name *string
-	// Metrics that are fetched.
+	// Metrics to scrape.
 	Prometheus *ObservabilityPrometheus
 }
 
@@ -107,7 +107,7 @@ func (s *Observability) read(r *object.Reader, o map[string]any) {
 
 // An ObservabilityLogging is in logging of Observability.
 type ObservabilityLogging struct {
-	// Its path.
+	// Path of the file.
 	Path string
 }
 
@@ -132,9 +132,9 @@ func (s *ObservabilityLogging) read(r *object.Reader, o map[string]any) {
 
 // An ObservabilityPrometheus is in prometheus of Observability.
 type ObservabilityPrometheus struct {
-	// Where, as HOST:PORT; the service takes no dots.
+	// Endpoint to scrape, as HOST:PORT; the service accepts no dots.
 	Endpoint string
-	// How often.
+	// Scrape interval, in seconds.
 	ScrapeIntervalSeconds int64
 }
 

@@ -9,37 +9,37 @@ import (
 
 // An ExpectedMachine is the spec of the kind carbide.expected_machine.
 type ExpectedMachine struct {
-	// The address of the BMC; when left out the site gives it one. One that the BMC has already stays in use.
+	// Address of the BMC. If unset, the site assigns one. An address that the BMC already has stays in use.
 	BMCIPAddress *string
-	// The hardware address of its BMC, which tells it from all others.
+	// MAC address of the BMC; unique among all BMCs.
 	BMCMACAddress string
-	// The BMC's password, as the machine came from the factory; at most 20 characters.
+	// Password of the BMC, as set at the factory; at most 20 characters.
 	BMCPassword string
-	// Whether the site goes on with these instead of choosing a password of its own.
+	// Whether the site keeps these credentials instead of choosing a password of its own.
 	BMCRetainCredentials bool
-	// The BMC's user, as the machine came from the factory.
+	// Username of the BMC, as set at the factory.
 	BMCUsername string
-	// The serial number on the chassis: 4 to 32 letters, digits, underscores and hyphens.
+	// Serial number of the chassis: 4 to 32 letters, digits, underscores and hyphens.
 	ChassisSerialNumber string
-	// Whether the site waits with taking it in and switching it on.
+	// Whether the site defers ingesting the machine and powering it on.
 	DefaultPauseIngestionAndPoweron bool
-	// What it is for; at most 1024 bytes.
+	// Description of the object; at most 1024 bytes.
 	Description *string
-	// Whether the host is left open instead of being locked down after its firmware was set up.
+	// Whether the host stays unlocked instead of being locked down after its firmware is set up.
 	DisableLockdown bool
-	// What its DPUs are: managed by the site, plain network interfaces, or not there.
+	// Mode of the machine's DPUs: managed by the site (dpu_mode), plain network interfaces (nic_mode), or absent (no_dpu).
 	DPUMode *string
-	// The serial numbers of its DPUs, for machines whose own say nothing.
+	// Serial numbers of the machine's DPUs, for machines that do not report them.
 	FallbackDPUSerialNumbers []string
-	// Its network interfaces.
+	// Network interfaces of the machine.
 	HostNICs []ExpectedNIC
-	// Whether its DPUs are set up by the DPU platform framework.
+	// Whether the machine's DPUs are set up by the DPU platform framework.
 	IsDpfEnabled *bool
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
-	// The rack that it stands in.
+	// Id of the rack that the machine is in.
 	RackID *string
-	// The SKU that it will belong to.
+	// Name of the SKU that the machine will belong to.
 	SKU *string
 }
 
@@ -94,9 +94,9 @@ func (s *ExpectedMachine) read(r *object.Reader, o map[string]any) {
 
 // An ExpectedMachineStatus is what the far side says of a thing of the kind carbide.expected_machine.
 type ExpectedMachineStatus struct {
-	// Where the BMC was found.
+	// Address at which the BMC was discovered.
 	BMCEndpoint *string
-	// The machine that was found, by id.
+	// Id of the machine that was discovered.
 	Machine *string
 }
 
@@ -110,17 +110,17 @@ func (s *ExpectedMachineStatus) Object() schema.Object {
 
 // An ExpectedNIC is in host_nics of ExpectedMachine.
 type ExpectedNIC struct {
-	// The router of its network.
+	// Gateway of the interface's network.
 	FixedGateway *string
-	// The address that it gets.
+	// Address that the interface gets.
 	FixedIP *string
-	// The mask of its network.
+	// Netmask of the interface's network.
 	FixedMask *string
-	// Its hardware address.
+	// MAC address of the interface.
 	MACAddress string
-	// What helps the site to choose its network, for example bf3, onboard or oob.
+	// Type of the interface, which helps the site choose its network, for example bf3, onboard or oob.
 	NICType *string
-	// Whether the host boots from it; at most one.
+	// Whether the host boots from this interface; at most one interface.
 	Primary bool
 }
 

@@ -9,23 +9,23 @@ import (
 
 // An ExpectedPowerShelf is the spec of the kind carbide.expected_power_shelf.
 type ExpectedPowerShelf struct {
-	// The address of the BMC; when left out the site gives it one. One that the BMC has already stays in use.
+	// Address of the BMC. If unset, the site assigns one. An address that the BMC already has stays in use.
 	BMCIPAddress *string
-	// The hardware address of its BMC, which tells it from all others.
+	// MAC address of the BMC; unique among all BMCs.
 	BMCMACAddress string
-	// The BMC's password; at most 255 characters.
+	// Password of the BMC; at most 255 characters.
 	BMCPassword string
-	// Whether the site goes on with these instead of choosing a password of its own.
+	// Whether the site keeps these credentials instead of choosing a password of its own.
 	BMCRetainCredentials bool
-	// The BMC's user.
+	// Username of the BMC.
 	BMCUsername string
-	// What it is for; at most 1024 bytes.
+	// Description of the object; at most 1024 bytes.
 	Description *string
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
-	// The rack that it stands in; at most 64 characters.
+	// Id of the rack that the shelf is in; at most 64 characters.
 	RackID *string
-	// The serial number, by which the site tells which shelf was found.
+	// Serial number of the shelf, by which the site identifies the shelf that was discovered.
 	ShelfSerialNumber string
 }
 
@@ -66,9 +66,9 @@ func (s *ExpectedPowerShelf) read(r *object.Reader, o map[string]any) {
 
 // An ExpectedPowerShelfStatus is what the far side says of a thing of the kind carbide.expected_power_shelf.
 type ExpectedPowerShelfStatus struct {
-	// Where the BMC was found.
+	// Address at which the BMC was discovered.
 	BMCEndpoint *string
-	// The power shelf that was found, by id.
+	// Id of the power shelf that was discovered.
 	PowerShelf *string
 }
 

@@ -9,11 +9,11 @@ import (
 
 // An ExpectedRack is the spec of the kind carbide.expected_rack.
 type ExpectedRack struct {
-	// What it is for; at most 1024 bytes.
+	// Description of the object; at most 1024 bytes.
 	Description *string
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
-	// The rack's profile, by the name that the site's configuration gives it; at most 256 characters.
+	// Name of the rack's profile in the site's configuration; at most 256 characters.
 	Profile string
 }
 

@@ -9,31 +9,31 @@ import (
 
 // An ExpectedSwitch is the spec of the kind carbide.expected_switch.
 type ExpectedSwitch struct {
-	// The address of the BMC; when left out the site gives it one. One that the BMC has already stays in use.
+	// Address of the BMC. If unset, the site assigns one. An address that the BMC already has stays in use.
 	BMCIPAddress *string
-	// The hardware address of its BMC, which tells it from all others.
+	// MAC address of the BMC; unique among all BMCs.
 	BMCMACAddress string
-	// The BMC's password; at most 16 characters.
+	// Password of the BMC; at most 16 characters.
 	BMCPassword string
-	// Whether the site goes on with these instead of choosing a password of its own.
+	// Whether the site keeps these credentials instead of choosing a password of its own.
 	BMCRetainCredentials bool
-	// The BMC's user.
+	// Username of the BMC.
 	BMCUsername string
-	// What it is for; at most 1024 bytes.
+	// Description of the object; at most 1024 bytes.
 	Description *string
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
-	// The address of its management interface; needs exactly one of nvos_mac_addresses.
+	// Address of the switch's management interface; requires exactly one entry in nvos_mac_addresses.
 	NVOSIPAddress *string
-	// The hardware addresses of its management interfaces. The site writes down what it finds, so leave them out unless it cannot.
+	// MAC addresses of the switch's management interfaces. The site records those that it finds, so leave them unset unless it cannot find them.
 	NVOSMACAddresses []string
-	// The password of that user; at most 64 characters.
+	// Password of that user; at most 64 characters.
 	NVOSPassword *string
-	// The user of its operating system, NVOS.
+	// Username of the switch's operating system, NVOS.
 	NVOSUsername *string
-	// The rack that it stands in; at most 64 characters.
+	// Id of the rack that the switch is in; at most 64 characters.
 	RackID *string
-	// The serial number.
+	// Serial number of the switch.
 	SwitchSerialNumber string
 }
 
@@ -82,9 +82,9 @@ func (s *ExpectedSwitch) read(r *object.Reader, o map[string]any) {
 
 // An ExpectedSwitchStatus is what the far side says of a thing of the kind carbide.expected_switch.
 type ExpectedSwitchStatus struct {
-	// Where the BMC was found.
+	// Address at which the BMC was discovered.
 	BMCEndpoint *string
-	// The switch that was found, by id.
+	// Id of the switch that was discovered.
 	Switch *string
 }
 

@@ -9,13 +9,13 @@ import (
 
 // An IBPartition is the spec of the kind carbide.ib_partition.
 type IBPartition struct {
-	// What it is for; at most 1024 bytes.
+	// Description of the object; at most 1024 bytes.
 	Description *string
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
-	// The partition key to ask for, 0x1 to 0x7fff, from the site's range for such requests; when left out the site chooses.
+	// Partition key to request, 0x1 to 0x7fff, from the site's range for such requests. If unset, the site chooses one.
 	Pkey *string
-	// The tenant that owns it.
+	// Name of the tenant that owns the partition.
 	Tenant string
 }
 
@@ -46,9 +46,9 @@ func (s *IBPartition) read(r *object.Reader, o map[string]any) {
 
 // An IBPartitionStatus is what the far side says of a thing of the kind carbide.ib_partition.
 type IBPartitionStatus struct {
-	// The partition key in use.
+	// Partition key in use.
 	AllocatedPkey *string
-	// How far it has come: provisioning, ready, failed, terminating.
+	// State of the partition: provisioning, ready, failed, terminating.
 	State *string
 }
 

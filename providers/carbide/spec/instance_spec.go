@@ -9,39 +9,39 @@ import (
 
 // An Instance is the spec of the kind carbide.instance.
 type Instance struct {
-	// Whether the site chooses the interfaces: needed on hosts without a managed DPU, refused on others.
+	// Whether the site chooses the interfaces. Required on hosts without a managed DPU, refused on others.
 	AutoNetwork bool
-	// With auto_network, the flat VPC that the instance joins. From v2.0 on the service refuses auto_network without it; before, it knew none.
+	// Name of the flat VPC that the instance joins, with auto_network. Since v2.0, the service refuses auto_network without it; earlier versions do not support it.
 	AutoVPC *string
-	// What it is for; at most 1024 bytes.
+	// Description of the object; at most 1024 bytes.
 	Description *string
-	// Services that run on its DPUs; none on hosts without a managed one.
+	// Services that run on the DPUs of the instance; none on hosts without a managed DPU.
 	DPUExtensionServices []InstanceService
-	// The host name, unique in the tenant.
+	// Host name, unique within the tenant.
 	Hostname *string
-	// Its ports on InfiniBand, in order. Each is the whole device: the service has no virtual functions there.
+	// InfiniBand ports of the instance, in order. Each is a whole device: the service has no virtual functions on InfiniBand.
 	Infiniband []IBInterface
-	// The type that the machine must belong to.
+	// Name of the instance type that the machine must belong to.
 	InstanceType *string
-	// Its interfaces, in order; none with auto_network.
+	// Network interfaces of the instance, in order; none with auto_network.
 	Interfaces []Interface
-	// SSH keys that are let in; at most 10 keysets, all of the same tenant.
+	// Names of the keysets whose SSH keys are accepted; at most 10, all of the same tenant.
 	Keysets []string
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
-	// The host that it runs on, by id. When it is left out, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which and why. What was chosen stays; an instance that has to be made anew keeps its host when no other fits.
+	// Id of the host that the instance runs on. If unset, the planner chooses one that is free, healthy and of the instance's type, from the rack with the fewest instances of that type; the plan shows which one and why. The choice is kept; an instance that must be recreated keeps its host if no other fits.
 	Machine *string
-	// The security group that guards it.
+	// Name of the security group that guards the instance.
 	NetworkSecurityGroup *string
-	// Which of its GPUs are in which NVLink partition.
+	// NVLink partitions of the GPUs of the instance.
 	NVLink []NVLinkGPU
-	// What it boots. A change takes effect at the next boot that runs the provisioning instructions.
+	// What the instance boots. A change takes effect at the next boot that runs the provisioning instructions.
 	OS *InstanceOS
-	// Whether its host is on. Left out, nobody minds. To turn it off, the guest is asked to shut down, and when it has not done so after some minutes its power is cut; until it is on again the host is under maintenance and the site does nothing with it, so only its settings can change. The service as of May 2026 lets only administrators turn hosts off.
+	// Power state of the host. If unset, it is not managed. To power off the host, the guest is asked to shut down; if it has not done so after a few minutes, its power is cut. Until the host is powered on again, it is under maintenance and the site does nothing with it, so only the settings of the instance can change. The service as of May 2026 allows only administrators to power off hosts.
 	Power *string
-	// Its ports on Spectrum-X, told apart by device and device_instance.
+	// Spectrum-X ports of the instance, identified by device and device_instance.
 	SPX []SpxAttachment
-	// The tenant that uses it.
+	// Name of the tenant that uses the instance.
 	Tenant string
 }
 
@@ -98,17 +98,17 @@ func (s *Instance) read(r *object.Reader, o map[string]any) {
 
 // An InstanceStatus is what the far side says of a thing of the kind carbide.instance.
 type InstanceStatus struct {
-	// How far the services are, those that are on their way out too.
+	// Status of the services, including those that are being removed.
 	DPUExtensionServiceStatus []InstanceServiceStatus
-	// What the ports on InfiniBand got, in the order of infiniband.
+	// Status of the InfiniBand ports, in the order of infiniband.
 	InfinibandStatus []IBInterfaceStatus
-	// What the interfaces got, in the order of interfaces.
+	// Status of the interfaces, in the order of interfaces.
 	InterfaceStatus []InterfaceStatus
-	// The partitions in which the GPUs really are.
+	// Partitions that the GPUs are actually in.
 	NVLinkStatus []NVLinkGPUStatus
-	// What the ports on Spectrum-X got.
+	// Status of the Spectrum-X ports.
 	SPXStatus []SpxAttachmentStatus
-	// How far it has come: provisioning, ready, configuring, updating, repairing, failed, terminating.
+	// State of the instance: provisioning, ready, configuring, updating, repairing, failed, terminating.
 	State *string
 }
 
@@ -126,9 +126,9 @@ func (s *InstanceStatus) Object() schema.Object {
 
 // An InstanceService is in dpu_extension_services of Instance.
 type InstanceService struct {
-	// The service, once in an instance.
+	// Name of the service; at most once per instance.
 	Service string
-	// Which version of it, by number: the first is 1, and each change of the service's workload makes the next.
+	// Number of the version to run: the first is 1, and each change of the service's workload creates the next.
 	Version int64
 }
 
@@ -155,13 +155,13 @@ func (s *InstanceService) read(r *object.Reader, o map[string]any) {
 
 // An IBInterface is in infiniband of Instance.
 type IBInterface struct {
-	// The model of the device, as the host reports it: "MT2910 Family [ConnectX-7]".
+	// Model of the device, as reported by the host: "MT2910 Family [ConnectX-7]".
 	Device string
-	// Which of the devices of that model, in the order of their slots.
+	// Index of the device among those of the same model, in slot order.
 	DeviceInstance int64
-	// The partition that it is in.
+	// Name of the partition that the port is in.
 	IBPartition string
-	// Who makes it; for people.
+	// Vendor of the device; informational only.
 	Vendor *string
 }
 
@@ -192,23 +192,23 @@ func (s *IBInterface) read(r *object.Reader, o map[string]any) {
 
 // An Interface is in interfaces of Instance.
 type Interface struct {
-	// Anycast networks that the instance may announce here.
+	// Anycast prefixes that the instance may announce on this interface.
 	AnycastPrefixes []string
-	// The model of the network device; the first one when left out.
+	// Model of the network device. If unset, the first one.
 	Device *string
-	// Which of the devices of that model.
+	// Index of the device among those of the same model.
 	DeviceInstance int64
-	// A physical function, one per device, or a virtual one.
+	// Whether the interface is a physical function, one per device, or a virtual function.
 	Function *string
-	// The address to ask for, only with vpc_prefix: the odd one of a /31 or /127.
+	// Address to request, only with vpc_prefix: the odd address of a /31 or /127.
 	IPAddress *string
-	// A second, IPv6 link network.
+	// Second link network, for IPv6.
 	IPV6 *InterfaceIPV6
-	// The segment that it is on; at most one interface of an instance is on a segment.
+	// Name of the segment that the interface is on; at most one interface of an instance is on a segment.
 	Segment *string
-	// The number of the virtual function; needed for virtual ones, unique in the instance.
+	// Number of the virtual function; required for virtual functions, unique within the instance.
 	VirtualFunctionID *int64
-	// The block from which the site cuts its link network.
+	// Name of the VPC prefix from which the site allocates the link network of the interface.
 	VPCPrefix *string
 }
 
@@ -249,9 +249,9 @@ func (s *Interface) read(r *object.Reader, o map[string]any) {
 
 // An NVLinkGPU is in nvlink of Instance.
 type NVLinkGPU struct {
-	// Which GPU, by the number of its module.
+	// Module number of the GPU.
 	GPU int64
-	// The partition that it is in; none when left out.
+	// Name of the partition that the GPU is in. If unset, none.
 	LogicalPartition *string
 }
 
@@ -280,15 +280,15 @@ func (s *NVLinkGPU) read(r *object.Reader, o map[string]any) {
 type InstanceOS struct {
 	// An iPXE script.
 	IPXE *string
-	// An entry of the site's library of operating systems, made from a template. An entry that is a plain script reads back as that script: write it as ipxe.
+	// Name of an entry of the site's library of operating systems that was created from a template. An entry that is a plain script reads back as that script: set ipxe instead.
 	OperatingSystem *string
-	// An image of the site.
+	// Name of an OS image of the site.
 	OSImage *string
-	// Whether the instance counts as ready only after it has called the site.
+	// Whether the instance counts as ready only after it has phoned home to the site.
 	PhoneHomeEnabled bool
-	// Whether every boot runs the provisioning instructions, not just the first.
+	// Whether every boot runs the provisioning instructions, not only the first.
 	RunProvisioningInstructionsOnEveryBoot bool
-	// What the operating system gets at its first boot, such as cloud-config.
+	// User data that the operating system gets at its first boot, such as cloud-config.
 	UserData *string
 }
 
@@ -323,13 +323,13 @@ func (s *InstanceOS) read(r *object.Reader, o map[string]any) {
 
 // A SpxAttachment is in spx of Instance.
 type SpxAttachment struct {
-	// The model of the device.
+	// Model of the device.
 	Device string
-	// Which of the devices of that model.
+	// Index of the device among those of the same model.
 	DeviceInstance int64
-	// The partition that it is in.
+	// Name of the partition that the port is in.
 	SPXPartition string
-	// How the guest gets it: the device itself, or behind a virtual switch.
+	// How the guest accesses the device: directly (physical), or through a virtual switch (ovn).
 	Type *string
 }
 
@@ -360,13 +360,13 @@ func (s *SpxAttachment) read(r *object.Reader, o map[string]any) {
 
 // An InstanceServiceStatus is in dpu_extension_service_status of InstanceStatus.
 type InstanceServiceStatus struct {
-	// Since when it is on its way out.
+	// Time at which the removal of the service started.
 	Removed *string
-	// The service, by id.
+	// Id of the service.
 	Service *string
-	// What its DPUs report: unknown, pending, running, terminating, terminated, failed, error.
+	// Status reported by the DPUs: unknown, pending, running, terminating, terminated, failed, error.
 	Status *string
-	// Which version of it.
+	// Version of the service.
 	Version *int64
 }
 
@@ -382,11 +382,11 @@ func (s *InstanceServiceStatus) Object() schema.Object {
 
 // An IBInterfaceStatus is in infiniband_status of InstanceStatus.
 type IBInterfaceStatus struct {
-	// The identity of the port.
+	// GUID of the port.
 	GUID *string
-	// Its local address.
+	// Local identifier (LID) of the port.
 	LID *int64
-	// The identity of the device.
+	// GUID of the device.
 	PFGUID *string
 }
 
@@ -401,13 +401,13 @@ func (s *IBInterfaceStatus) Object() schema.Object {
 
 // An InterfaceStatus is in interface_status of InstanceStatus.
 type InterfaceStatus struct {
-	// Its addresses.
+	// Addresses of the interface.
 	Addresses []string
-	// The routers.
+	// Addresses of the gateways.
 	Gateways []string
-	// Its hardware address.
+	// MAC address of the interface.
 	MACAddress *string
-	// The networks that the addresses are of.
+	// Prefixes that the addresses belong to.
 	Prefixes []string
 }
 
@@ -423,11 +423,11 @@ func (s *InterfaceStatus) Object() schema.Object {
 
 // An NVLinkGPUStatus is in nvlink_status of InstanceStatus.
 type NVLinkGPUStatus struct {
-	// The NVLink domain of its host.
+	// NVLink domain of the host.
 	Domain *string
-	// The identity of the GPU.
+	// GUID of the GPU.
 	GPUGUID *string
-	// The logical partition that it is in, by id.
+	// Id of the logical partition that the GPU is in.
 	LogicalPartition *string
 }
 
@@ -442,11 +442,11 @@ func (s *NVLinkGPUStatus) Object() schema.Object {
 
 // A SpxAttachmentStatus is in spx_status of InstanceStatus.
 type SpxAttachmentStatus struct {
-	// Its address.
+	// IP address of the port.
 	IPAddress *string
-	// Its hardware address.
+	// MAC address of the port.
 	MACAddress *string
-	// The partition that it is in, by id.
+	// Id of the partition that the port is in.
 	Partition *string
 }
 
@@ -461,9 +461,9 @@ func (s *SpxAttachmentStatus) Object() schema.Object {
 
 // An InterfaceIPV6 is in ipv6 of Interface.
 type InterfaceIPV6 struct {
-	// The address to ask for.
+	// Address to request.
 	IPAddress *string
-	// The block from which the site cuts it.
+	// Name of the VPC prefix from which the site allocates the link network.
 	VPCPrefix string
 }
 

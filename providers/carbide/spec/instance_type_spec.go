@@ -9,11 +9,11 @@ import (
 
 // An InstanceType is the spec of the kind carbide.instance_type.
 type InstanceType struct {
-	// What a machine must have. The order counts; refused while machines belong to the type.
+	// Capabilities that a machine must have. The order is significant. Cannot be changed while machines belong to the type.
 	Capabilities []Capability
-	// What it is for; at most 1024 bytes.
+	// Description of the object; at most 1024 bytes.
 	Description *string
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
 }
 
@@ -42,27 +42,27 @@ func (s *InstanceType) read(r *object.Reader, o map[string]any) {
 
 // A Capability is in capabilities of InstanceType.
 type Capability struct {
-	// The size, as the machine reports it.
+	// Size, as reported by the machine.
 	Capacity *string
-	// How many cores each has.
+	// Number of cores of each component.
 	Cores *int64
-	// How many.
+	// Number of components.
 	Count *int64
 	// What the device is part of.
 	DeviceType *string
-	// The clock rate, as the machine reports it.
+	// Clock rate, as reported by the machine.
 	Frequency *string
-	// The revision of the hardware.
+	// Hardware revision of the component.
 	HardwareRevision *string
-	// The numbers of the InfiniBand devices that must be inactive.
+	// Indexes of the InfiniBand devices that must be inactive.
 	InactiveDevices []int64
-	// The model.
+	// Model of the component.
 	Name *string
-	// How many threads each has.
+	// Number of threads of each component.
 	Threads *int64
-	// What it is.
+	// Type of the capability.
 	Type string
-	// The maker.
+	// Vendor of the component.
 	Vendor *string
 }
 

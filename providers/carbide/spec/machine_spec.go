@@ -9,15 +9,15 @@ import (
 
 // A Machine is the spec of the kind carbide.machine.
 type Machine struct {
-	// What it is for; at most 1024 bytes.
+	// Description of the object; at most 1024 bytes.
 	Description *string
-	// The type that it is offered under. Refused while an instance runs on it.
+	// Name of the instance type that the machine is offered under. Cannot be changed while an instance runs on the machine.
 	InstanceType *string
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
-	// Taken out of service while this is here: no new instance is put on the machine.
+	// If set, the machine is out of service: no new instance is placed on it.
 	Maintenance *MachineMaintenance
-	// The SKU that it belongs to, against which the site checks its parts. Refused while an instance runs on it; only the administrator's role may change it.
+	// Name of the SKU that the machine belongs to; the site verifies the machine's components against it. Cannot be changed while an instance runs on the machine; only the administrator role may change it.
 	SKU *string
 }
 
@@ -50,15 +50,15 @@ func (s *Machine) read(r *object.Reader, o map[string]any) {
 
 // A MachineStatus is what the far side says of a thing of the kind carbide.machine.
 type MachineStatus struct {
-	// The ids of the health probes that found something.
+	// Ids of the health probes that raised an alert.
 	Alerts []string
-	// Its DPUs, by id.
+	// Ids of the machine's DPUs.
 	DPUs []string
-	// The rack that it stands in.
+	// Rack that the machine is in.
 	Rack *string
-	// How far it has come in its life, for example Ready or Assigned/Ready.
+	// Lifecycle state of the machine, for example Ready or Assigned/Ready.
 	State *string
-	// Why no new instance can be put on it; absent when one can.
+	// Reason why no new instance can be placed on the machine; absent if one can.
 	Unavailable *string
 }
 
@@ -75,7 +75,7 @@ func (s *MachineStatus) Object() schema.Object {
 
 // A MachineMaintenance is in maintenance of Machine.
 type MachineMaintenance struct {
-	// Why, for example a ticket; at least 5 characters.
+	// Reason, for example a ticket; at least 5 characters.
 	Reference string
 }
 

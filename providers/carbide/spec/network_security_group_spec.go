@@ -9,15 +9,15 @@ import (
 
 // A NetworkSecurityGroup is the spec of the kind carbide.network_security_group.
 type NetworkSecurityGroup struct {
-	// What it is for; at most 1024 bytes.
+	// Description of the object; at most 1024 bytes.
 	Description *string
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
-	// The rules. Their priority orders them and, among equals, their id; their place in the list means nothing. At most 200 after expansion, where a rule counts source ports times destination ports.
+	// Rules of the group. They are ordered by priority, and by id if the priorities are equal; their order in the list is not significant. At most 200 after expansion, where a rule counts source ports times destination ports.
 	Rules []SecurityRule
-	// Whether replies to packets that were let out are let in.
+	// Whether replies to permitted outgoing packets are permitted.
 	StatefulEgress bool
-	// The tenant that owns it.
+	// Name of the tenant that owns the group.
 	Tenant string
 }
 
@@ -50,25 +50,25 @@ func (s *NetworkSecurityGroup) read(r *object.Reader, o map[string]any) {
 
 // A SecurityRule is in rules of NetworkSecurityGroup.
 type SecurityRule struct {
-	// What becomes of the packet.
+	// What happens to the packets.
 	Action string
-	// Which packets: those that come in or those that go out.
+	// Direction of the packets that the rule applies to: incoming or outgoing.
 	Direction string
-	// Ports that packets go to, only with udp and tcp; all when left out.
+	// Destination ports of the packets, only with udp and tcp. If unset, all ports.
 	DstPorts *PortRange
-	// Where packets go.
+	// Destination network of the packets.
 	DstPrefix string
-	// Tells the rule from the others of the group, and stays the same when the rule changes.
+	// Identifies the rule within the group, and stays the same when the rule changes.
 	ID string
-	// Whether the rule is for IPv6; both prefixes must agree.
+	// Whether the rule applies to IPv6; both prefixes must be of the same IP version as the rule.
 	IPV6 bool
-	// The rule's rank.
+	// Priority of the rule.
 	Priority int64
-	// The protocol; icmp only without ipv6, icmp6 only with it.
+	// Protocol of the packets; icmp only without ipv6, icmp6 only with it.
 	Protocol string
-	// Ports that packets come from, only with udp and tcp; all when left out.
+	// Source ports of the packets, only with udp and tcp. If unset, all ports.
 	SrcPorts *PortRange
-	// Where packets come from.
+	// Source network of the packets.
 	SrcPrefix string
 }
 
@@ -111,9 +111,9 @@ func (s *SecurityRule) read(r *object.Reader, o map[string]any) {
 
 // A PortRange is in dst_ports of SecurityRule.
 type PortRange struct {
-	// The last port, at least start.
+	// Last port, at least start.
 	End int64
-	// The first port.
+	// First port.
 	Start int64
 }
 

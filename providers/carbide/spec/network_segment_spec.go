@@ -9,15 +9,15 @@ import (
 
 // A NetworkSegment is the spec of the kind carbide.network_segment.
 type NetworkSegment struct {
-	// The largest packet in bytes; when left out 9000 for a tenant's segment, otherwise 1500.
+	// Maximum packet size in bytes. If unset, 9000 for a tenant segment, otherwise 1500.
 	MTU *int64
-	// Its addresses: one block, or one for each IP version.
+	// Addresses of the segment: one prefix, or one for each IP version.
 	Prefixes []SegmentPrefix
-	// The DNS domain of its hosts.
+	// Id of the DNS domain of the segment's hosts.
 	SubdomainID *string
-	// What it is for. Flat VPCs take host_inband only, the others the rest.
+	// Purpose of the segment. Flat VPCs accept only host_inband, other VPCs accept the other types.
 	Type *string
-	// The VPC that it belongs to.
+	// Name of the VPC that the segment belongs to.
 	VPC string
 }
 
@@ -50,9 +50,9 @@ func (s *NetworkSegment) read(r *object.Reader, o map[string]any) {
 
 // A NetworkSegmentStatus is what the far side says of a thing of the kind carbide.network_segment.
 type NetworkSegmentStatus struct {
-	// Whether the site made it by itself, as the link network of an instance's interface.
+	// Whether the site created the segment itself, as the link network of an instance's interface.
 	Linknet *bool
-	// How far it has come: provisioning, ready, terminating.
+	// State of the segment: provisioning, ready, terminating.
 	State *string
 }
 
@@ -66,11 +66,11 @@ func (s *NetworkSegmentStatus) Object() schema.Object {
 
 // A SegmentPrefix is in prefixes of NetworkSegment.
 type SegmentPrefix struct {
-	// The router's address, strictly inside an IPv4 block.
+	// Address of the gateway, strictly inside an IPv4 prefix.
 	Gateway *string
-	// The block, without host bits. It overlaps no other segment of the site; a tenant's holds at least four addresses.
+	// The prefix, without host bits. It must not overlap any other segment of the site; the prefix of a tenant segment contains at least four addresses.
 	Prefix string
-	// How many addresses from the start are never handed out.
+	// Number of addresses at the start of the prefix that are never assigned.
 	ReserveFirst int64
 }
 

@@ -9,9 +9,9 @@ import (
 
 // An NVLinkLogicalPartition is the spec of the kind carbide.nvlink_logical_partition.
 type NVLinkLogicalPartition struct {
-	// What it is for; at most 1024 bytes.
+	// Description of the partition; at most 1024 bytes.
 	Description *string
-	// The tenant that owns it.
+	// Name of the tenant that owns the partition.
 	Tenant string
 }
 
@@ -38,7 +38,7 @@ func (s *NVLinkLogicalPartition) read(r *object.Reader, o map[string]any) {
 
 // An NVLinkLogicalPartitionStatus is what the far side says of a thing of the kind carbide.nvlink_logical_partition.
 type NVLinkLogicalPartitionStatus struct {
-	// How far it has come: ready, updating, failed.
+	// State of the partition: ready, updating, failed.
 	State *string
 }
 

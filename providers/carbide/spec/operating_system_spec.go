@@ -9,27 +9,27 @@ import (
 
 // An OperatingSystem is the spec of the kind carbide.operating_system.
 type OperatingSystem struct {
-	// Whether instances may boot it.
+	// Whether instances may boot the operating system.
 	Active *bool
-	// Whether an instance may bring user data of its own.
+	// Whether an instance may set its own user data.
 	AllowOverride *bool
 	// Files that the template loads.
 	Artifacts []TemplateArtifact
-	// What it is for; at most 1024 bytes.
+	// Description of the operating system; at most 1024 bytes.
 	Description *string
-	// What fills the template, beside the artifacts. The order counts where the template takes parameters that it does not name, and a name may be there more than once.
+	// Parameters of the template, in addition to the artifacts. The order is significant if the template takes parameters that it does not name; a name may occur more than once.
 	Parameters []TemplateParameter
-	// Whether an instance counts as ready only after it has called the site.
+	// Whether an instance counts as ready only after it has phoned home to the site.
 	PhoneHomeEnabled bool
-	// The script, or the URL of one; only with type ipxe.
+	// iPXE script, or the URL of one; only with type ipxe.
 	Script *string
-	// The site's template, by id; only with type template. The ids are the same on most sites; the service's ListIpxeTemplates tells.
+	// Id of the site's template; only with type template. The ids are the same on most sites; the service's ListIpxeTemplates call returns them.
 	Template *string
-	// The tenant that owns it.
+	// Name of the tenant that owns the operating system.
 	Tenant string
-	// Whether it is a script of its own or made from a template.
+	// Whether the operating system is an iPXE script of its own or created from a template.
 	Type *string
-	// What the operating system gets at its first boot, such as cloud-config, unless the instance says otherwise.
+	// User data that the operating system gets at its first boot, such as cloud-config, unless the instance sets its own.
 	UserData *string
 }
 
@@ -74,11 +74,11 @@ func (s *OperatingSystem) read(r *object.Reader, o map[string]any) {
 
 // An OperatingSystemStatus is what the far side says of a thing of the kind carbide.operating_system.
 type OperatingSystemStatus struct {
-	// The copies that the site has of artifacts. They are lost when the artifacts or the definition change.
+	// Copies of artifacts that the site has. They are lost when the artifacts or the definition change.
 	Copies []ArtifactCopy
-	// Tells definitions apart; made by the service from template, parameters and artifacts.
+	// Hash that identifies the definition; computed by the service from template, parameters and artifacts.
 	DefinitionHash *string
-	// How far it has come: provisioning while the site lacks a copy of an artifact that must come from one, then ready.
+	// State of the operating system: provisioning while the site lacks a copy of an artifact that must come from one, then ready.
 	State *string
 }
 
@@ -93,17 +93,17 @@ func (s *OperatingSystemStatus) Object() schema.Object {
 
 // A TemplateArtifact is in artifacts of OperatingSystem.
 type TemplateArtifact struct {
-	// What authorizes the request. The service tells it in clear to everybody who may read the entry.
+	// Credential that authorizes the download request. The service returns it in cleartext to everyone who may read the entry.
 	AuthToken *string
-	// How the request for it is authorized, for example bearer.
+	// Authorization scheme of the download request, for example bearer.
 	AuthType *string
-	// Whether hosts get it from the site's copy: if there is one, never because it is local anyway, always, or never.
+	// Whether hosts get the file from the site's copy: if there is one (as_needed), never because the file is local anyway (local_only), always (cached_only), or never (remote_only).
 	Cache *string
-	// Which one; upper and lower case are the same.
+	// Name of the artifact; case-insensitive.
 	Name string
-	// The digest of its content.
+	// Digest of the file's content.
 	Sha *string
-	// Where it comes from.
+	// URL of the file.
 	URL string
 }
 
@@ -138,9 +138,9 @@ func (s *TemplateArtifact) read(r *object.Reader, o map[string]any) {
 
 // A TemplateParameter is in parameters of OperatingSystem.
 type TemplateParameter struct {
-	// Which one; upper and lower case are the same. The site's own, such as base_url and console, cannot be given.
+	// Name of the parameter; case-insensitive. The site's own parameters, such as base_url and console, cannot be set.
 	Name string
-	// What it is.
+	// Value of the parameter.
 	Value string
 }
 
@@ -167,9 +167,9 @@ func (s *TemplateParameter) read(r *object.Reader, o map[string]any) {
 
 // An ArtifactCopy is in copies of OperatingSystemStatus.
 type ArtifactCopy struct {
-	// The artifact.
+	// Name of the artifact.
 	Name *string
-	// The copy.
+	// URL of the copy.
 	URL *string
 }
 

@@ -9,29 +9,29 @@ import (
 
 // An OSImage is the spec of the kind carbide.os_image.
 type OSImage struct {
-	// What authorizes the request. The service tells it in clear to everybody who may read the image.
+	// Credential that authorizes the download request. The service returns it in cleartext to everyone who may read the image.
 	AuthToken *string
-	// How the request for it is authorized, for example bearer.
+	// Authorization scheme of the download request, for example bearer.
 	AuthType *string
-	// The disk to boot from.
+	// Disk to boot from.
 	BootDisk *string
-	// The id of the file system with the kernel.
+	// Id of the file system that contains the kernel.
 	BootfsID *string
-	// The size of the disk that it needs, in bytes.
+	// Size of the disk that the image requires, in bytes.
 	Capacity *int64
-	// What it is for; at most 1024 bytes.
+	// Description of the image; at most 1024 bytes.
 	Description *string
-	// The digest of its content.
+	// Digest of the image's content.
 	Digest string
-	// The id of the EFI file system.
+	// Id of the EFI file system.
 	EfifsID *string
-	// The id of the file system with the root folder.
+	// Id of the root file system.
 	RootfsID *string
-	// The label of the file system with the root folder.
+	// Label of the root file system.
 	RootfsLabel *string
-	// Where it comes from.
+	// URL that the image is downloaded from.
 	SourceURL string
-	// The tenant that owns it.
+	// Name of the tenant that owns the image.
 	Tenant string
 }
 
@@ -78,7 +78,7 @@ func (s *OSImage) read(r *object.Reader, o map[string]any) {
 
 // An OSImageStatus is what the far side says of a thing of the kind carbide.os_image.
 type OSImageStatus struct {
-	// Its status: ready, which is the only one in use today, uninitialized, in_progress, failed, disabled.
+	// State of the image: ready, which is the only one in use today, uninitialized, in_progress, failed, disabled.
 	State *string
 }
 

@@ -9,23 +9,23 @@ import (
 
 // A SKU is the spec of the kind carbide.sku.
 type SKU struct {
-	// The chassis.
+	// Chassis of the machine.
 	Chassis *SKUChassis
-	// The processors. Machines are checked for the sum of sockets and the sum of threads.
+	// Processors. Machines are verified against the total number of sockets and the total number of threads.
 	CPUs []SKUCPU
-	// What it is for.
+	// Description of the SKU.
 	Description *string
-	// What sort of device it is, as the site's operators call it.
+	// Type of the device, as named by the site's operators.
 	DeviceType *string
-	// The GPUs, each model once.
+	// GPUs, one entry per model.
 	GPUs []SKUGPU
-	// The InfiniBand devices.
+	// InfiniBand devices.
 	InfinibandDevices []SKUInfiniband
-	// The memory modules. Machines are checked for the sum of it.
+	// Memory modules. Machines are verified against their total capacity.
 	Memory []SKUMemory
-	// The disks, each model once.
+	// Disks, one entry per model.
 	Storage []SKUStorage
-	// The trusted platform module, where there is one.
+	// Trusted platform module, if there is one.
 	TPM *SKUTPM
 }
 
@@ -66,7 +66,7 @@ func (s *SKU) read(r *object.Reader, o map[string]any) {
 
 // A SKUStatus is what the far side says of a thing of the kind carbide.sku.
 type SKUStatus struct {
-	// The ids of the machines that belong to it.
+	// Ids of the machines that belong to the SKU.
 	Machines []string
 }
 
@@ -79,11 +79,11 @@ func (s *SKUStatus) Object() schema.Object {
 
 // A SKUChassis is in chassis of SKU.
 type SKUChassis struct {
-	// The architecture of the processors, for example x86_64.
+	// Architecture of the processors, for example x86_64.
 	Architecture string
-	// The model.
+	// Model of the chassis.
 	Model string
-	// The maker.
+	// Vendor of the chassis.
 	Vendor *string
 }
 
@@ -112,13 +112,13 @@ func (s *SKUChassis) read(r *object.Reader, o map[string]any) {
 
 // A SKUCPU is in cpus of SKU.
 type SKUCPU struct {
-	// How many sockets.
+	// Number of sockets.
 	Count int64
-	// The model.
+	// Model of the processors.
 	Model string
-	// How many threads each has.
+	// Number of threads of each processor.
 	ThreadCount int64
-	// The maker.
+	// Vendor of the processors.
 	Vendor *string
 }
 
@@ -149,13 +149,13 @@ func (s *SKUCPU) read(r *object.Reader, o map[string]any) {
 
 // A SKUGPU is in gpus of SKU.
 type SKUGPU struct {
-	// How many.
+	// Number of GPUs.
 	Count int64
-	// The model.
+	// Model of the GPUs.
 	Model string
-	// The memory of each, as the machine reports it. Machines are not checked for it.
+	// Memory of each GPU, as reported by the machine. Machines are not verified against it.
 	TotalMemory *string
-	// The maker.
+	// Vendor of the GPUs.
 	Vendor *string
 }
 
@@ -186,13 +186,13 @@ func (s *SKUGPU) read(r *object.Reader, o map[string]any) {
 
 // A SKUInfiniband is in infiniband_devices of SKU.
 type SKUInfiniband struct {
-	// How many.
+	// Number of devices.
 	Count int64
-	// The numbers of those that must be inactive, in rising order.
+	// Indexes of the devices that must be inactive, in ascending order.
 	InactiveDevices []int64
-	// The model.
+	// Model of the devices.
 	Model string
-	// The maker.
+	// Vendor of the devices.
 	Vendor *string
 }
 
@@ -223,11 +223,11 @@ func (s *SKUInfiniband) read(r *object.Reader, o map[string]any) {
 
 // A SKUMemory is in memory of SKU.
 type SKUMemory struct {
-	// The size of each, in megabytes.
+	// Capacity of each module, in megabytes.
 	CapacityMb int64
-	// How many.
+	// Number of modules.
 	Count int64
-	// The type, for example DDR5.
+	// Type of the modules, for example DDR5.
 	MemoryType string
 }
 
@@ -256,9 +256,9 @@ func (s *SKUMemory) read(r *object.Reader, o map[string]any) {
 
 // A SKUStorage is in storage of SKU.
 type SKUStorage struct {
-	// How many.
+	// Number of disks.
 	Count int64
-	// The model.
+	// Model of the disks.
 	Model string
 }
 
@@ -285,9 +285,9 @@ func (s *SKUStorage) read(r *object.Reader, o map[string]any) {
 
 // A SKUTPM is in tpm of SKU.
 type SKUTPM struct {
-	// The maker, as the module reports it. Machines are not checked for it.
+	// Vendor, as reported by the module. Machines are not verified against it.
 	Vendor *string
-	// The version of the specification that it follows.
+	// Version of the specification that the module implements.
 	Version string
 }
 

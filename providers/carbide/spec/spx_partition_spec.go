@@ -9,11 +9,11 @@ import (
 
 // A SPXPartition is the spec of the kind carbide.spx_partition.
 type SPXPartition struct {
-	// What it is for; at most 1024 bytes.
+	// Description of the partition; at most 1024 bytes.
 	Description *string
-	// The tenant that owns it.
+	// Name of the tenant that owns the partition.
 	Tenant string
-	// The VXLAN network identifier to ask for, from the site's range for such requests; when left out the site chooses. These numbers are not those of VPCs. Either way the one in use is shown here.
+	// VXLAN network identifier to request, from the site's range for such requests. If unset, the site chooses one. These identifiers are separate from those of VPCs. In either case, the one in use is shown here.
 	VNI *int64
 }
 

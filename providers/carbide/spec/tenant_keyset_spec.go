@@ -11,7 +11,7 @@ import (
 type TenantKeyset struct {
 	// Public keys, as ALGORITHM KEY or ALGORITHM KEY COMMENT. The comment is one word: the service drops the rest.
 	Keys []string
-	// The tenant that owns it.
+	// Name of the tenant that owns the keyset.
 	Tenant string
 }
 

@@ -9,9 +9,9 @@ import (
 
 // A Tenant is the spec of the kind carbide.tenant.
 type Tenant struct {
-	// The name for people, ASCII; the organization id when left out.
+	// Display name, ASCII. If unset, the organization id.
 	DisplayName *string
-	// The routing profile that the tenant's FNN VPCs inherit; the site's own when left out. Refused while the tenant has VPCs.
+	// Routing profile that the tenant's FNN VPCs inherit. If unset, the site's own. Cannot be changed while the tenant has VPCs.
 	RoutingProfile *string
 }
 

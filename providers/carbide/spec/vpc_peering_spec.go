@@ -9,7 +9,7 @@ import (
 
 // A VPCPeering is the spec of the kind carbide.vpc_peering.
 type VPCPeering struct {
-	// The two VPCs, in any order. A pair is peered once. When one of them is deleted, the peering goes with it.
+	// Names of the two VPCs, in any order. A pair can be peered only once. Deleting one of the VPCs deletes the peering.
 	VPCs []string
 }
 

@@ -9,13 +9,13 @@ import (
 
 // A VPCPrefix is the spec of the kind carbide.vpc_prefix.
 type VPCPrefix struct {
-	// What it is for; at most 1024 bytes.
+	// Description of the object; at most 1024 bytes.
 	Description *string
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
-	// The block, without host bits. It overlaps no other VPC prefix of the site; IPv6 only in FNN and flat VPCs.
+	// Address block, without host bits. It must not overlap any other VPC prefix of the site; IPv6 only in FNN and flat VPCs.
 	Prefix string
-	// The VPC that it belongs to.
+	// Name of the VPC that the prefix belongs to.
 	VPC string
 }
 
@@ -46,9 +46,9 @@ func (s *VPCPrefix) read(r *object.Reader, o map[string]any) {
 
 // A VPCPrefixStatus is what the far side says of a thing of the kind carbide.vpc_prefix.
 type VPCPrefixStatus struct {
-	// How many of them are free.
+	// Number of free link networks in the block.
 	AvailableLinknets *int64
-	// How many link networks the block holds.
+	// Number of link networks in the block.
 	TotalLinknets *int64
 }
 

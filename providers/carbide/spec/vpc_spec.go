@@ -9,19 +9,19 @@ import (
 
 // A VPC is the spec of the kind carbide.vpc.
 type VPC struct {
-	// What it is for; at most 1024 bytes.
+	// Description of the object; at most 1024 bytes.
 	Description *string
-	// Labels; at most 9, because the service keeps 10 and converge needs one to mark what it made.
+	// Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.
 	Labels map[string]string
-	// The security group that guards everything in the VPC.
+	// Name of the security group that guards everything in the VPC.
 	NetworkSecurityGroup *string
-	// The routing profile, only with FNN; the tenant's when left out.
+	// Routing profile, only with FNN. If unset, the tenant's.
 	RoutingProfile *string
-	// The tenant that owns it.
+	// Name of the tenant that owns the VPC.
 	Tenant string
-	// How its network is built: Ethernet virtualization, the fabric's native networking (FNN), or none (flat). Refused while an instance has an address in the VPC.
+	// Network virtualization of the VPC: Ethernet virtualization, the fabric's native networking (FNN), or none (flat). Cannot be changed while an instance has an address in the VPC.
 	Virtualization *string
-	// The VXLAN network identifier to ask for, from the site's range for such requests; when left out the site chooses.
+	// VXLAN network identifier to request, from the site's range for such requests. If unset, the site chooses one.
 	VNI *int64
 }
 
@@ -58,7 +58,7 @@ func (s *VPC) read(r *object.Reader, o map[string]any) {
 
 // A VPCStatus is what the far side says of a thing of the kind carbide.vpc.
 type VPCStatus struct {
-	// The VXLAN network identifier in use.
+	// VXLAN network identifier in use.
 	AllocatedVNI *int64
 }
 

@@ -9,21 +9,21 @@ import (
 
 // A Bridge is the spec of the kind ovs.bridge.
 type Bridge struct {
-	// What carries the packets: the kernel (what OVS does when nothing is said) or the process itself. OVS changes it by making the bridge anew, which cuts every port, so a change replaces the bridge.
+	// Datapath that forwards the packets: the kernel (system, the default of OVS) or the OVS process itself (netdev). OVS changes it by recreating the bridge, which disconnects every port, so a change replaces the bridge.
 	DatapathType *string
-	// Notes for other programs. Keys that are not declared stay.
+	// Metadata for other programs. Keys that are not declared are left unchanged.
 	ExternalIDs map[string]string
-	// What the bridge does while no controller is connected: behave as a learning switch, or forward only what its flows say. Unset is standalone. A change empties the flow table.
+	// Behavior of the bridge while no controller is connected: act as a learning switch (standalone), or forward only according to its flows (secure). If unset, standalone. A change empties the flow table.
 	FailMode *string
-	// Whether multicast goes only to the ports that asked for it.
+	// Whether multicast is forwarded only to the ports that requested it.
 	McastSnoopingEnable *bool
-	// Settings that have no column of their own, such as hwaddr or mac-table-size. Keys that are not declared stay.
+	// Settings without a column of their own, such as hwaddr or mac-table-size. Keys that are not declared are left unchanged.
 	OtherConfig map[string]string
-	// The versions of OpenFlow that controllers may speak. Empty: those that OVS enables by itself.
+	// OpenFlow versions that controllers may use. If empty, the versions that OVS enables by default.
 	Protocols []string
-	// Whether the Rapid Spanning Tree Protocol runs. OVS runs one of the two.
+	// Whether the Rapid Spanning Tree Protocol runs. OVS runs only one of the two.
 	RSTPEnable *bool
-	// Whether the Spanning Tree Protocol runs. Ports pass nothing for up to 30 s after it is switched on.
+	// Whether the Spanning Tree Protocol runs. Ports forward nothing for up to 30 s after it is enabled.
 	STPEnable *bool
 }
 
@@ -62,7 +62,7 @@ func (s *Bridge) read(r *object.Reader, o map[string]any) {
 
 // A BridgeStatus is what the far side says of a thing of the kind ovs.bridge.
 type BridgeStatus struct {
-	// The OpenFlow datapath id, 16 hexadecimal digits.
+	// OpenFlow datapath id, as 16 hexadecimal digits.
 	DatapathID *string
 }
 

@@ -9,29 +9,29 @@ import (
 
 // A Controller is the spec of the kind ovs.controller.
 type Controller struct {
-	// The bridge that the controller belongs to.
+	// Name of the bridge that the controller belongs to.
 	Bridge string
-	// Whether the controller is reached through the bridge itself, past its flow table. Unset is in-band.
+	// Whether the controller is reached through the bridge itself, bypassing its flow table (in-band). If unset, in-band.
 	ConnectionMode *string
-	// How many packets above that rate are kept for later. Unset: a quarter of the rate.
+	// Number of packets above controller_rate_limit that are queued for later. If unset, a quarter of the rate.
 	ControllerBurstLimit *int64
-	// How many packets may wait to be sent to the controller. Unset: OVS decides.
+	// Maximum number of packets queued for the controller. If unset, OVS decides.
 	ControllerQueueSize *int64
-	// How many packets a second are sent to the controller. Unset: all of them.
+	// Maximum number of packets per second sent to the controller. If unset, there is no limit.
 	ControllerRateLimit *int64
-	// Whether OVS sends what the controller did not ask for, until it says otherwise. Unset: it does.
+	// Whether OVS sends messages that the controller did not request, until the controller asks otherwise. If unset, it does.
 	EnableAsyncMessages *bool
-	// Notes for other programs. Keys that are not declared stay.
+	// Metadata for other programs. Keys that are not declared are left unchanged.
 	ExternalIDs map[string]string
-	// How long the connection may be silent before OVS asks whether the controller is still there, in milliseconds. OVS counts whole seconds and waits for 5 of them at least; with less than one, such as 0, it never asks. Unset: OVS decides.
+	// Idle time of the connection, in milliseconds, after which OVS probes the controller. OVS counts whole seconds and waits for at least 5 of them; a value below one second, such as 0, disables probing. If unset, OVS decides.
 	InactivityProbe *int64
-	// The longest wait between attempts to connect, in milliseconds, which OVS rounds down to seconds. Unset: OVS decides.
+	// Maximum wait between connection attempts, in milliseconds; OVS rounds it down to whole seconds. If unset, OVS decides.
 	MaxBackoff *int64
-	// Settings that have no column of their own, such as dscp. Keys that are not declared stay.
+	// Settings without a column of their own, such as dscp. Keys that are not declared are left unchanged.
 	OtherConfig map[string]string
-	// Where the controller is. No two controllers of a bridge have the same target.
+	// Target of the connection to the controller. No two controllers of a bridge have the same target.
 	Target string
-	// What the controller does: a primary one is in charge of the flow table, and fail_mode counts on it; a service connects for a look. Unset: primary when OVS connects, service when it listens. OVS decides it once for a target, so a change replaces the controller.
+	// Type of the controller. A primary controller manages the flow table, and fail_mode depends on its connection; a service controller connects only occasionally, for inspection. If unset, primary if OVS connects to the target, service if OVS listens. OVS determines the type once for a target, so a change replaces the controller.
 	Type *string
 }
 
@@ -78,9 +78,9 @@ func (s *Controller) read(r *object.Reader, o map[string]any) {
 
 // A ControllerStatus is what the far side says of a thing of the kind ovs.controller.
 type ControllerStatus struct {
-	// Whether there is a connection.
+	// Whether the controller is connected.
 	IsConnected *bool
-	// The role that the controller has taken, while it is connected.
+	// Role that the controller has taken, while it is connected.
 	Role *string
 }
 

@@ -9,23 +9,23 @@ import (
 
 // A Mirror is the spec of the kind ovs.mirror.
 type Mirror struct {
-	// The bridge that the mirror belongs to.
+	// Name of the bridge that the mirror belongs to.
 	Bridge string
-	// Notes for other programs. Keys that are not declared stay.
+	// Metadata for other programs. Keys that are not declared are left unchanged.
 	ExternalIDs map[string]string
-	// The port of the bridge that gets the selected packets. It carries nothing else from then on, and what arrives on it is dropped. A mirror has this or output_vlan; with neither it does nothing.
+	// Name of the port of the bridge that receives the selected packets. The port then carries no other traffic, and packets that arrive on it are dropped. A mirror has output_port or output_vlan; with neither it has no effect.
 	OutputPort *string
-	// The VLAN that gets the selected packets, on every port that carries it. OVS ignores it beside output_port.
+	// VLAN that receives the selected packets, on every port that carries it. OVS ignores it if output_port is set.
 	OutputVLAN *int64
-	// Whether every port of the bridge is selected, in both directions.
+	// Whether all ports of the bridge are selected, in both directions.
 	SelectAll *bool
-	// Ports of the bridge on which departing packets are selected.
+	// Names of the ports of the bridge on which departing packets are selected.
 	SelectDstPorts []string
-	// Ports of the bridge on which arriving packets are selected.
+	// Names of the ports of the bridge on which arriving packets are selected.
 	SelectSrcPorts []string
-	// The VLANs in which packets are selected. Empty: all of them.
+	// VLANs in which packets are selected. If empty, all VLANs.
 	SelectVLAN []int64
-	// How many bytes of a packet are sent to the output. Unset: all of them.
+	// Maximum number of bytes of a packet that are sent to the output. If unset, whole packets.
 	Snaplen *int64
 }
 

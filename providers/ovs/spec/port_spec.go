@@ -9,21 +9,21 @@ import (
 
 // A Port is the spec of the kind ovs.port.
 type Port struct {
-	// The bridge that the port belongs to.
+	// Name of the bridge that the port belongs to.
 	Bridge string
-	// Notes for other programs. Keys that are not declared stay.
+	// Metadata for other programs. Keys that are not declared are left unchanged.
 	ExternalIDs map[string]string
-	// What the port is attached to. Unset is the network interface of that name.
+	// Interface of the port. If unset, the network interface of that name.
 	Interface *PortInterface
-	// Settings of the port that have no column of their own. Keys that are not declared stay.
+	// Settings of the port without a column of their own. Keys that are not declared are left unchanged.
 	OtherConfig map[string]string
-	// Whether the port exchanges nothing with other protected ports. Keeps a full mesh of tunnels from looping.
+	// Whether the port exchanges no traffic with other protected ports. Prevents loops in a full mesh of tunnels.
 	Protected *bool
-	// The VLAN of an access port, or the native VLAN of a port that is native-tagged or native-untagged. 0 is traffic with a priority and no VLAN.
+	// VLAN of an access port, or native VLAN of a native-tagged or native-untagged port. 0 means traffic with a priority but without a VLAN.
 	Tag *int64
-	// The VLANs that a trunk carries. Empty: all of them.
+	// VLANs that a trunk port carries. If empty, all VLANs.
 	Trunks []int64
-	// How the port treats VLANs. Unset: access when there is a tag, otherwise trunk.
+	// VLAN mode of the port. If unset, access if tag is set, otherwise trunk.
 	VLANMode *string
 }
 
@@ -62,7 +62,7 @@ func (s *Port) read(r *object.Reader, o map[string]any) {
 
 // A PortStatus is what the far side says of a thing of the kind ovs.port.
 type PortStatus struct {
-	// The OpenFlow port number.
+	// OpenFlow port number in use.
 	Ofport *int64
 }
 
@@ -75,19 +75,19 @@ func (s *PortStatus) Object() schema.Object {
 
 // A PortInterface is in interface of Port.
 type PortInterface struct {
-	// Notes for other programs, such as iface-id. Keys that are not declared stay.
+	// Metadata for other programs, such as iface-id. Keys that are not declared are left unchanged.
 	ExternalIDs map[string]string
-	// The Ethernet address of an internal interface. Unset: OVS chooses.
+	// MAC address of an internal interface. If unset, OVS chooses one.
 	MAC *string
-	// The MTU that OVS gives the interface. Unset: OVS decides.
+	// MTU that OVS sets on the interface. If unset, OVS decides.
 	MTURequest *int64
-	// The OpenFlow port number that OVS gives the interface when it is free.
+	// OpenFlow port number that OVS assigns to the interface if it is free.
 	OfportRequest *int64
-	// What the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared stay.
+	// Options that the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared are left unchanged.
 	Options map[string]string
-	// Settings of the interface that have no column of their own. Keys that are not declared stay.
+	// Settings of the interface without a column of their own. Keys that are not declared are left unchanged.
 	OtherConfig map[string]string
-	// What the interface is: a network interface that is there (what OVS assumes when nothing is said), one that OVS makes, a patch to another bridge or a tunnel. A change makes the interface anew, so it replaces the port.
+	// Type of the interface: an existing network interface (system, the default of OVS), one that OVS creates, a patch to another bridge, or a tunnel. A change recreates the interface, so it replaces the port.
 	Type *string
 }
 

@@ -74,7 +74,7 @@ func Append(b []byte, v any) []byte {
 		}
 		return append(b, '}')
 	}
-	panic(fmt.Sprintf("canonical: a %T is no JSON value", v))
+	panic(fmt.Sprintf("canonical: %T is not a JSON value", v))
 }
 
 // AppendString appends s quoted. S must be valid UTF-8, which every reader ensures.

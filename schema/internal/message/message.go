@@ -39,7 +39,7 @@ func Value(v any) string {
 	case bool:
 		return strconv.FormatBool(v)
 	case []any:
-		return fmt.Sprintf("a list of %d", len(v))
+		return fmt.Sprintf("a list of length %d", len(v))
 	case map[string]any:
 		return "an object"
 	}
@@ -54,7 +54,7 @@ func Unknown(what, name string, names []string) string {
 	if len(names) == 0 {
 		return fmt.Sprintf("There is no %s %s.", what, Value(name))
 	}
-	return fmt.Sprintf("There is no %s %s. There is %s.", what, Value(name), strings.Join(names, ", "))
+	return fmt.Sprintf("There is no %s %s. Available: %s.", what, Value(name), strings.Join(names, ", "))
 }
 
 // maxBrief is how many bytes of a text a message repeats. The longest text that converge itself writes is a list of fields.

@@ -83,11 +83,11 @@ func check(file string) (applied uint64, err error) {
 			}
 		}
 		if next > end {
-			return fmt.Errorf("the last page goes on to page %d, and there are %d", next, end)
+			return fmt.Errorf("the last page extends to page %d, but there are only %d", next, end)
 		}
 		return tx.ForEach(func(bucket []byte, b *bolt.Bucket) error {
 			if b.Root() == 0 && b.Stats().BranchPageN > 0 { // nothing would return from it; the check of bbolt leaves it out
-				return fmt.Errorf("bucket %q has no page of its own, and branches", bucket)
+				return fmt.Errorf("bucket %q has branches, but no page of its own", bucket)
 			}
 			c := b.Cursor()
 			for k, v := c.First(); k != nil; k, v = c.Next() {
