@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )

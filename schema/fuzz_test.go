@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/schema"
 )
 

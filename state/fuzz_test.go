@@ -14,8 +14,8 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"

@@ -12,9 +12,9 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
-	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/engine/journal"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
 )

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"testing"
 
-	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/budget"
 )
 
 // FuzzDecode reads saved plans. What can be read is written as it was read.

@@ -8,8 +8,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide/forge"
 	"converge.dev/converge/schema"

@@ -15,8 +15,8 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
-	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
+	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/internal/loadtest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/internal/canonical"

@@ -14,8 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"converge.dev/converge/cmd/internal/config"
-	"converge.dev/converge/internal/budget"
 	"converge.dev/converge/e2e/hostile/fuzzed"
+	"converge.dev/converge/internal/budget"
 )
 
 // FuzzRead reads configurations. One that is accepted contains nothing unknown, and reads the same when it is written again.
