@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
 	"net"
 	"os"
@@ -14,6 +13,7 @@ import (
 
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/carbidesim/devcert"
+	"converge.dev/converge/internal/loopback"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
 )
@@ -32,15 +32,17 @@ type cluster struct {
 func newCluster(s *site, secure bool) *cluster {
 	s.Helper()
 	program(s.T, "etcd", "etcd-server")
-	c := &cluster{s: s, url: "http://" + freeAddress(s)}
+	address := loopback.Address(s)
+	c := &cluster{s: s, url: "http://" + address}
 	if secure {
 		var err error
-		c.certs, err = devcert.Ensure(filepath.Join(s.dir, "etcd-tls"))
+		host, _, _ := net.SplitHostPort(address)
+		c.certs, err = devcert.Ensure(filepath.Join(s.dir, "etcd-tls"), host)
 		s.must(err)
 		c.url = strings.Replace(c.url, "http:", "https:", 1)
 		c.args = []string{"--cert-file", c.certs.ServerCert, "--key-file", c.certs.ServerKey, "--client-cert-auth", "--trusted-ca-file", c.certs.CA, "--enable-grpc-gateway=false"}
 	}
-	peer := "http://" + freeAddress(s)
+	peer := "http://" + loopback.Address(s)
 	c.args = append(c.args, "--data-dir", filepath.Join(s.dir, "etcd"), "--listen-client-urls", c.url, "--advertise-client-urls", c.url,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer,
 		"--heartbeat-interval", "10", "--election-timeout", "100")
@@ -98,14 +100,6 @@ func (c *cluster) ctl(stdin string, args ...string) string {
 		c.s.Fatalf("etcdctl %q: %v\n%s", args, err, out)
 	}
 	return string(out)
-}
-
-func freeAddress(s *site) string {
-	s.Helper()
-	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
-	s.must(err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // The state of a site is in a cluster: documents, plans, runs and drift go through it, with and without TLS.

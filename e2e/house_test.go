@@ -28,6 +28,7 @@ var layers = []struct {
 	{"internal/budget", nil},
 	{"internal/failpoint", nil},
 	{"internal/files", nil},
+	{"internal/loopback", nil},
 	{"internal/nearest", nil},
 	{"internal/torture", nil},
 	{"internal/loadtest", []string{"schema"}},

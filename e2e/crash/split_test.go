@@ -21,6 +21,7 @@ import (
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/failpoint"
+	"converge.dev/converge/internal/loopback"
 	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
@@ -111,19 +112,11 @@ func serveEtcd(t *testing.T) string {
 	if err != nil {
 		t.Fatal("etcd is needed: install the Debian package etcd-server")
 	}
-	free := func() string {
-		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		return "http://" + l.Addr().String()
-	}
 	dir, err := os.MkdirTemp(scratch, "etcd")
 	if err != nil {
 		t.Fatal(err)
 	}
-	url, peer := free(), free()
+	url, peer := "http://"+loopback.Address(t), "http://"+loopback.Address(t)
 	cmd := exec.Command(path, "--data-dir", filepath.Join(dir, "data"), "--listen-client-urls", url, "--advertise-client-urls", url,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer, "--log-level", "error")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

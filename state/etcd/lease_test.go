@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/loopback"
 	"converge.dev/converge/state"
 )
 
@@ -86,14 +87,9 @@ func TestUnreachable(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed.Close()
 	for endpoint, want := range map[string]string{
 		web.URL:                              "does not speak HTTP/2",
-		"http://" + closed.Addr().String():   "connection refused",
+		"http://" + loopback.Address(t):      "connection refused",
 		"http://" + silent.Addr().String():   "timeout",
 		"unix://" + t.TempDir() + "/no.sock": "no such file",
 		"etcd.example:2379":                  "must start with http://, https:// or unix://",

@@ -22,6 +22,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"converge.dev/converge/internal/loopback"
 	"converge.dev/converge/internal/statetest"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
@@ -52,8 +53,8 @@ type server struct {
 func serve(t *testing.T, scheme string, o etcd.Options, flags ...string) *server {
 	t.Helper()
 	path := program(t, "etcd", "etcd-server")
-	s := &server{url: scheme + "://" + freeAddress(t)}
-	peer := "http://" + freeAddress(t)
+	s := &server{url: scheme + "://" + loopback.Address(t)}
+	peer := "http://" + loopback.Address(t)
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
@@ -93,16 +94,6 @@ func serve(t *testing.T, scheme string, o etcd.Options, flags ...string) *server
 func (s *server) kill() {
 	_ = s.cmd.Process.Kill()
 	_ = s.cmd.Wait()
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 func connect(t *testing.T, o etcd.Options) state.KV {

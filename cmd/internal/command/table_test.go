@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/loopback"
 	"github.com/spf13/cobra"
 )
 
@@ -169,7 +170,7 @@ func TestEveryCommand(t *testing.T) {
 			t.Errorf("there is no command %s", name)
 		}
 	}
-	nobody := closedAddress(t)
+	nobody := loopback.Address(t)
 	b := newBench(t, "http://"+nobody)
 	for _, name := range commands() {
 		u, ok := uses[name]
@@ -324,14 +325,4 @@ func TestEveryCommandInterrupted(t *testing.T) {
 			t.Errorf("%s: exit status %d, want %d\n%s", w.name, status, w.want, said)
 		}
 	}
-}
-
-// closedAddress returns an address at which nothing listens.
-func closedAddress(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
