@@ -260,8 +260,8 @@ const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 // initialisms are written in capitals.
 var initialisms = []string{
-	"bfb", "bmc", "cpu", "dhcp", "dns", "dpu", "gpu", "guid", "ib", "id", "ip", "ipxe", "ipv4", "ipv6", "lid", "mac", "mtu", "nic", "nvos", "os", "ovs", "pci", "pf", "rstp",
-	"sku", "spx", "ssh", "stp", "tpm", "uri", "url", "vf", "vlan", "vni", "vpc",
+	"bfb", "bmc", "cpu", "dhcp", "dns", "dpu", "gpu", "guid", "ib", "id", "iommu", "ip", "ipxe", "ipv4", "ipv6", "lid", "mac", "mtu", "nic", "numa", "nvos", "os", "ovs", "pci", "pf", "rstp",
+	"sku", "spx", "sriov", "ssh", "stp", "tpm", "uri", "url", "vf", "vlan", "vni", "vpc",
 }
 
 // camel turns a_field into AField.

@@ -4,7 +4,7 @@
 
 package kinds
 
-var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "bfe381d038c8cfdc64f465b84b286b13761836e0e50ea42a40838f004b497143"}, doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "35b989bba2c338eccb3f24bb6f22bf413b5c6dc7e7d5fbfb5f69bbc4d267453a"}, doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "Version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "Limits on what a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic used to manage the site, keyed by a descriptive name. Every security group in use must permit it; otherwise the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
@@ -76,6 +76,8 @@ var checkOVSMap = check{name: "#OVSMap", doc: "Keys and values as stored in OVSD
 var checkOVSName = check{name: "#OVSName", doc: "The name of a bridge or port. It is also the name of a network interface, so it has at most 15 characters.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$"}}}
 
 var checkOVSVLAN = check{name: "#OVSVLAN", doc: "A VLAN id as stored in OVSDB; 0 means no VLAN.", types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4095)}}}
+
+var checkPCIAddress = check{name: "#PCIAddress", doc: "A PCI address with its domain, in lower case: 0000:3b:00.0.", types: isString, tests: []test{&pattern{text: `^([0-9a-f]{4}|[1-9a-f][0-9a-f]{4}):[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`}}}
 
 var checkPort = check{name: "#Port", doc: "A TCP or UDP port.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(65535)}}}
 

@@ -218,7 +218,7 @@ func beginnings(site schema.Site, reached all.Config) (map[string]string, error)
 #   address: HOST:PORT
 #   tls: {ca: ca.crt, cert: tls.crt, key: tls.key}
 # nodes:
-#   gpu-01: {ovs: "unix:/run/openvswitch/db.sock"}
+#   gpu-01: {ovs: "unix:/run/openvswitch/db.sock", sysfs: /sys}
 `
 	}
 	return map[string]string{

@@ -1,0 +1,459 @@
+// Package kerneltest is a fake of the kernel's part of sysfs that the providers of a node write to: drivers of PCI functions,
+// virtual functions, huge pages. It behaves as Linux 6.1 does, including where that says nothing about what it has not done;
+// package guest has the same facts tried on a real kernel.
+//
+// The trees are folders, so that what reads them reads links and folders as it would those of a machine. Only what is written
+// through [Kernel] has an effect.
+package kerneltest
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"converge.dev/converge/providers/sysfs"
+)
+
+// A Function is a PCI function of a machine.
+type Function struct {
+	Address string
+	Class   string // 0x010802; empty: an Ethernet controller
+	Native  string // the driver that claims it by its ids; empty: none
+	Group   string // its IOMMU group; empty: none
+	Node    string // its NUMA node; empty: none
+	VFs     int    // how many virtual functions it supports, at .1, .2, … of its slot
+
+	Interfaces []string // network interfaces, while its own driver has it
+	Disks      []string // block devices, while its own driver has it
+}
+
+// A Machine is what a kernel runs on.
+type Machine struct {
+	Functions []Function
+	Drivers   []string       // those that are loaded besides the native ones
+	Pools     map[string]int // how many huge pages memory suffices for, by node0-2048kB
+}
+
+// A Kernel is a fake kernel.
+type Kernel struct {
+	t         testing.TB
+	sys, proc string
+
+	mu        sync.Mutex
+	functions map[string]Function
+	room      map[string]int // of a pool, by its folder
+	used      map[string]int // pages of it in use
+	refuses   map[string]bool
+}
+
+// New boots a kernel.
+func New(t testing.TB, m Machine) *Kernel {
+	dir := t.TempDir()
+	k := &Kernel{
+		t: t, sys: filepath.Join(dir, "sys"), proc: filepath.Join(dir, "proc"), functions: map[string]Function{},
+		room: map[string]int{}, used: map[string]int{}, refuses: map[string]bool{},
+	}
+	for _, d := range []string{"bus/pci/devices", "bus/pci/drivers", "devices/pci0000:00", "class/block", "class/net", "kernel/iommu_groups"} {
+		k.folder(d)
+	}
+	k.file("bus/pci/drivers_probe", "")
+	for _, f := range m.Functions {
+		if f.Native != "" {
+			k.driver(f.Native)
+		}
+	}
+	for _, d := range m.Drivers {
+		k.driver(d)
+	}
+	for _, f := range m.Functions {
+		k.appear(f)
+	}
+	for name, n := range m.Pools {
+		node, size, _ := strings.Cut(name, "-")
+		d := "devices/system/node/" + node + "/hugepages/hugepages-" + size
+		k.room[d] = n
+		k.pool(d, 0)
+	}
+	for name, text := range map[string]string{"self/mountinfo": "", "swaps": "Filename\tType\n", "net/route": "Iface\tDestination\n", "net/ipv6_route": ""} {
+		k.Proc(name, text)
+	}
+	return k
+}
+
+// Kernel returns the access to the fake that a provider has to a real one.
+func (k *Kernel) Kernel() sysfs.Kernel { return sysfs.Kernel{Sys: k, Proc: tree{k.proc}} }
+
+// Root returns the folder of sysfs, beside which is that of proc. What is written there past Kernel has no effect.
+func (k *Kernel) Root() string { return k.sys }
+
+// Dump returns all of sysfs as text.
+func (k *Kernel) Dump() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var b strings.Builder
+	k.must(filepath.WalkDir(k.sys, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		var text string
+		if e.Type()&fs.ModeSymlink != 0 {
+			text, err = os.Readlink(path)
+		} else {
+			var content []byte
+			content, err = os.ReadFile(path)
+			text = string(content)
+		}
+		fmt.Fprintf(&b, "%s: %q\n", strings.TrimPrefix(path, k.sys+"/"), text)
+		return err
+	}))
+	return b.String()
+}
+
+// Proc sets the content of a file of proc.
+func (k *Kernel) Proc(name, text string) {
+	path := filepath.Join(k.proc, name)
+	k.must(os.MkdirAll(filepath.Dir(path), 0o755))
+	k.must(os.WriteFile(path, []byte(text), 0o644))
+}
+
+// Opens lets a process have a file open.
+func (k *Kernel) Opens(pid int, comm, file string) {
+	k.Proc(fmt.Sprintf("%d/comm", pid), comm+"\n")
+	k.must(os.MkdirAll(filepath.Join(k.proc, strconv.Itoa(pid), "fd"), 0o755))
+	k.must(os.Symlink(file, filepath.Join(k.proc, strconv.Itoa(pid), "fd", "9")))
+}
+
+// Use takes pages of a pool into use.
+func (k *Kernel) Use(pool string, pages int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	node, size, _ := strings.Cut(pool, "-")
+	d := "devices/system/node/" + node + "/hugepages/hugepages-" + size
+	k.used[d] = pages
+	k.pool(d, k.number(d+"/nr_hugepages"))
+}
+
+// Refuse lets a driver refuse to probe a function, as one does that finds its firmware broken.
+func (k *Kernel) Refuse(driver, address string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refuses[driver+" "+address] = true
+}
+
+// Unplug removes a function.
+func (k *Kernel) Unplug(address string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.vanish(address)
+}
+
+// Read implements [sysfs.Tree].
+func (k *Kernel) Read(path string) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return tree{k.sys}.Read(path)
+}
+
+// Readlink implements [sysfs.Tree].
+func (k *Kernel) Readlink(path string) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return tree{k.sys}.Readlink(path)
+}
+
+// ReadDir implements [sysfs.Tree].
+func (k *Kernel) ReadDir(path string) ([]string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return tree{k.sys}.ReadDir(path)
+}
+
+// Write implements [sysfs.Tree].
+func (k *Kernel) Write(path, value string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	real, err := filepath.EvalSymlinks(filepath.Join(k.sys, path))
+	if err != nil {
+		return err
+	}
+	root, err := filepath.EvalSymlinks(k.sys)
+	if err != nil {
+		return err
+	}
+	real, err = filepath.Rel(root, real)
+	if err != nil {
+		return err
+	}
+	dir, file := filepath.Split(real)
+	dir = strings.TrimSuffix(dir, "/")
+	if err := k.write(dir, file, strings.TrimSuffix(value, "\n")); err != 0 {
+		return &fs.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
+}
+
+func (k *Kernel) write(dir, file, value string) syscall.Errno {
+	name := filepath.Base(dir)
+	switch file {
+	case "driver_override":
+		k.file(dir+"/driver_override", override(value)+"\n")
+		return 0
+	case "unbind":
+		if driver, ok := k.bound(value); !ok || driver != name {
+			return syscall.ENODEV
+		}
+		k.release(value)
+		return 0
+	case "drivers_probe":
+		f, ok := k.functions[value]
+		if !ok {
+			return syscall.ENODEV
+		}
+		k.probe(f)
+		return 0 // whether or not a driver has taken it
+	case "sriov_drivers_autoprobe":
+		if value != "0" && value != "1" {
+			return syscall.EINVAL
+		}
+		k.file(dir+"/sriov_drivers_autoprobe", value+"\n")
+		return 0
+	case "sriov_numvfs":
+		return k.virtual(k.functions[name], value)
+	case "nr_hugepages":
+		n, err := strconv.Atoi(value)
+		if err != nil || n < 0 {
+			return syscall.EINVAL
+		}
+		k.pool(dir, max(k.used[dir], min(n, k.room[dir])))
+		return 0
+	}
+	return syscall.EACCES
+}
+
+func override(value string) string {
+	if value == "" {
+		return "(null)"
+	}
+	return value
+}
+
+// probe binds a function to the driver that is to have it, if one is and takes it.
+func (k *Kernel) probe(f Function) {
+	if _, bound := k.bound(f.Address); bound {
+		return
+	}
+	dev := k.device(f.Address)
+	driver := f.Native
+	if o := k.text(dev + "/driver_override"); o != "(null)" {
+		driver = o
+	}
+	if driver == "" || k.refuses[driver+" "+f.Address] || strings.HasPrefix(driver, "vfio") && f.Group == "" {
+		return
+	}
+	if _, err := os.Stat(filepath.Join(k.sys, "bus/pci/drivers", driver)); err != nil {
+		return
+	}
+	if driver != f.Native && driver != "vfio-pci" && driver != "pci-stub" {
+		return // it does not know what to do with it
+	}
+	k.link(dev+"/driver", "../../../bus/pci/drivers/"+driver)
+	if driver != f.Native {
+		return
+	}
+	for _, i := range f.Interfaces {
+		k.folder(dev + "/net/" + i)
+		k.link("class/net/"+i, "../../"+dev+"/net/"+i)
+	}
+	for n, d := range f.Disks {
+		k.folder(dev + "/block/" + d + "/holders")
+		k.file(dev+"/block/"+d+"/dev", fmt.Sprintf("8:%d\n", 16*n))
+		k.link("class/block/"+d, "../../"+dev+"/block/"+d)
+	}
+}
+
+func (k *Kernel) release(address string) {
+	f, dev := k.functions[address], k.device(address)
+	k.remove(dev + "/driver")
+	for _, i := range f.Interfaces {
+		k.remove("class/net/" + i)
+	}
+	for _, d := range f.Disks {
+		k.remove("class/block/" + d)
+	}
+	k.remove(dev + "/net")
+	k.remove(dev + "/block")
+}
+
+// virtual changes the number of virtual functions.
+func (k *Kernel) virtual(f Function, value string) syscall.Errno {
+	dev := k.device(f.Address)
+	was := k.number(dev + "/sriov_numvfs")
+	n, err := strconv.Atoi(value)
+	vf := func(i int) string { return f.Address[:len(f.Address)-1] + strconv.Itoa(i) }
+	switch {
+	case err != nil:
+		return syscall.EINVAL
+	case n < 0 || n > f.VFs:
+		return syscall.ERANGE
+	case n == was:
+		return 0
+	case n > 0 && was > 0:
+		return syscall.EBUSY
+	}
+	k.file(dev+"/sriov_numvfs", value+"\n")
+	for i := 1; i <= was; i++ {
+		k.remove(fmt.Sprintf("%s/virtfn%d", dev, i-1))
+		k.vanish(vf(i))
+	}
+	for i := 1; i <= n; i++ {
+		v := Function{Address: vf(i), Class: f.Class, Native: f.Native, Node: f.Node}
+		if f.Group != "" {
+			v.Group = f.Group + "0" + strconv.Itoa(i)
+		}
+		if k.text(dev+"/sriov_drivers_autoprobe") == "0" {
+			v.Native = ""
+		}
+		k.appear(v)
+		v.Native = f.Native
+		k.functions[v.Address] = v
+		k.link(k.device(v.Address)+"/physfn", "../"+f.Address)
+		k.link(fmt.Sprintf("%s/virtfn%d", dev, i-1), "../"+v.Address)
+	}
+	return 0
+}
+
+func (k *Kernel) device(address string) string { return "devices/pci0000:00/" + address }
+
+// appear makes a function known, and lets its driver have it.
+func (k *Kernel) appear(f Function) {
+	if f.Class == "" {
+		f.Class = "0x020000"
+	}
+	k.functions[f.Address] = f
+	dev := k.device(f.Address)
+	k.folder(dev)
+	node := "-1"
+	if f.Node != "" {
+		node = f.Node
+	}
+	for name, text := range map[string]string{"vendor": "0x8086", "device": "0x10d3", "class": f.Class, "numa_node": node, "driver_override": "(null)"} {
+		k.file(dev+"/"+name, text+"\n")
+	}
+	if f.VFs > 0 {
+		k.file(dev+"/sriov_totalvfs", fmt.Sprintln(f.VFs))
+		k.file(dev+"/sriov_numvfs", "0\n")
+		k.file(dev+"/sriov_drivers_autoprobe", "1\n")
+	}
+	k.link("bus/pci/devices/"+f.Address, "../../../"+dev)
+	if f.Group != "" {
+		k.folder("kernel/iommu_groups/" + f.Group + "/devices")
+		k.link(dev+"/iommu_group", "../../../kernel/iommu_groups/"+f.Group)
+		k.link("kernel/iommu_groups/"+f.Group+"/devices/"+f.Address, "../../../../"+dev)
+	}
+	k.probe(f)
+}
+
+func (k *Kernel) vanish(address string) {
+	f := k.functions[address]
+	k.release(address)
+	k.remove("bus/pci/devices/" + address)
+	k.remove("kernel/iommu_groups/" + f.Group + "/devices/" + address)
+	k.remove(k.device(address))
+	delete(k.functions, address)
+}
+
+func (k *Kernel) bound(address string) (string, bool) {
+	to, err := os.Readlink(filepath.Join(k.sys, k.device(address), "driver"))
+	return filepath.Base(to), err == nil
+}
+
+func (k *Kernel) driver(name string) {
+	k.folder("bus/pci/drivers/" + name)
+	k.file("bus/pci/drivers/"+name+"/unbind", "")
+}
+
+func (k *Kernel) pool(dir string, n int) {
+	k.folder(dir)
+	k.file(dir+"/nr_hugepages", fmt.Sprintln(n))
+	k.file(dir+"/free_hugepages", fmt.Sprintln(n-k.used[dir]))
+}
+
+func (k *Kernel) folder(path string) { k.must(os.MkdirAll(filepath.Join(k.sys, path), 0o755)) }
+
+func (k *Kernel) file(path, text string) {
+	k.must(os.WriteFile(filepath.Join(k.sys, path), []byte(text), 0o644))
+}
+
+func (k *Kernel) link(path, to string) {
+	k.remove(path)
+	k.must(os.Symlink(to, filepath.Join(k.sys, path)))
+}
+
+func (k *Kernel) remove(path string) { k.must(os.RemoveAll(filepath.Join(k.sys, path))) }
+
+func (k *Kernel) text(path string) string {
+	b, err := os.ReadFile(filepath.Join(k.sys, path))
+	k.must(err)
+	return strings.TrimSpace(string(b))
+}
+
+func (k *Kernel) number(path string) int {
+	n, err := strconv.Atoi(k.text(path))
+	k.must(err)
+	return n
+}
+
+func (k *Kernel) must(err error) {
+	if err != nil {
+		k.t.Error(err)
+	}
+}
+
+// A tree is a folder; nothing in it can be written.
+type tree struct{ dir string }
+
+func (t tree) Read(path string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(t.dir, path))
+	return strings.TrimSuffix(string(b), "\n"), err
+}
+
+func (t tree) Write(path, _ string) error {
+	return &fs.PathError{Op: "write", Path: path, Err: syscall.EACCES}
+}
+
+func (t tree) Readlink(path string) (string, error) { return os.Readlink(filepath.Join(t.dir, path)) }
+
+func (t tree) ReadDir(path string) ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(t.dir, path))
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	slices.Sort(names)
+	return names, err
+}
+
+// Partition adds a partition to a disk of a function.
+func (k *Kernel) Partition(address, disk, name, number string) {
+	dev := k.device(address) + "/block/" + disk + "/" + name
+	k.folder(dev + "/holders")
+	k.file(dev+"/dev", number+"\n")
+	k.link("class/block/"+name, "../../"+dev)
+}
+
+// Hold makes a disk of a function a part of another block device.
+func (k *Kernel) Hold(address, disk, by string) {
+	k.link(k.device(address)+"/block/"+disk+"/holders/"+by, "../../../../../../virtual/block/"+by)
+}
+
+// Enslave makes a network interface a port of another one.
+func (k *Kernel) Enslave(name, master string) {
+	k.link("class/net/"+name+"/master", "../../../virtual/net/"+master)
+}

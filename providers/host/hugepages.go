@@ -1,0 +1,150 @@
+package host
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/host/spec"
+	"converge.dev/converge/providers/sysfs"
+	"converge.dev/converge/schema"
+)
+
+// hugepages is the kind host.hugepages: pools of huge pages that have some.
+type hugepages struct{}
+
+// nodes are the NUMA nodes of the machine; whole is where a kernel that knows no such nodes has its pools.
+const (
+	nodes = "devices/system/node"
+	whole = "kernel/mm/hugepages"
+)
+
+// pools returns the directories of all pools, by their names.
+func pools(k sysfs.Kernel) (map[string]string, error) {
+	found := map[string]string{}
+	in := func(node, dir string) error {
+		names, err := k.List(dir)
+		for _, n := range names {
+			if size, ok := strings.CutPrefix(n, "hugepages-"); ok {
+				found[node+"-"+size] = dir + "/" + n + "/"
+			}
+		}
+		return err
+	}
+	names, err := k.List(nodes)
+	if err != nil {
+		return nil, err
+	}
+	numa := false
+	for _, n := range names {
+		number, ok := strings.CutPrefix(n, "node")
+		if _, err := strconv.ParseUint(number, 10, 31); !ok || err != nil {
+			continue
+		}
+		numa = true
+		if err := in(n, nodes+"/"+n+"/hugepages"); err != nil {
+			return nil, err
+		}
+	}
+	if !numa {
+		err = in("node0", whole)
+	}
+	return found, err
+}
+
+// List implements [sysfs.Noun].
+func (hugepages) List(k sysfs.Kernel) ([]providers.Thing, error) {
+	all, err := pools(k)
+	if err != nil {
+		return nil, err
+	}
+	var things []providers.Thing
+	for name, dir := range all {
+		n, err := pages(k, dir, "nr_hugepages")
+		if sysfs.Gone(err) || err == nil && n == 0 {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		free, err := pages(k, dir, "free_hugepages")
+		if err != nil {
+			return nil, err
+		}
+		th := providers.Thing{ID: name, Name: name, Spec: (&spec.Hugepages{Count: n}).Object(), Phase: providers.Ready}
+		th.Status = (&spec.HugepagesStatus{Free: &free}).Object()
+		things = append(things, th)
+	}
+	return things, nil
+}
+
+// Create implements [sysfs.Noun].
+func (hugepages) Create(c *sysfs.Change, name string, want schema.Object) error {
+	return resize(c, name, want)
+}
+
+// Update implements [sysfs.Noun].
+func (hugepages) Update(c *sysfs.Change, have providers.Thing, want schema.Object) error {
+	return resize(c, have.ID, want)
+}
+
+// Delete implements [sysfs.Noun].
+func (hugepages) Delete(c *sysfs.Change, have providers.Thing) error {
+	return resize(c, have.ID, (&spec.Hugepages{}).Object())
+}
+
+// resize gives a pool a number of pages, all of them or none.
+func resize(c *sysfs.Change, name string, want schema.Object) error {
+	var s spec.Hugepages
+	if err := s.Read(want); err != nil {
+		return sysfs.Refuse(providers.Invalid, "invalid spec: %w", err)
+	}
+	all, err := pools(c.Kernel)
+	if err != nil {
+		return err
+	}
+	dir, ok := all[name]
+	if !ok {
+		return sysfs.Refuse(providers.Absent, "node %s has no huge pages of that size on that NUMA node", c.Node)
+	}
+	was, err := pages(c.Kernel, dir, "nr_hugepages")
+	if err != nil {
+		return err
+	}
+	free, err := pages(c.Kernel, dir, "free_hugepages")
+	if err != nil {
+		return err
+	}
+	if used := was - free; s.Count < used { // the kernel would take them from their users once these release them
+		return sysfs.Refuse(providers.Busy, "%d of its %d pages are in use", used, was)
+	}
+	err = c.Write(dir+"nr_hugepages", strconv.FormatInt(s.Count, 10))
+	got, rerr := pages(c.Kernel, dir, "nr_hugepages")
+	if err == nil && rerr == nil && got == s.Count {
+		return nil
+	}
+	if rerr == nil && got != was {
+		if rerr = c.Write(dir+"nr_hugepages", strconv.FormatInt(was, 10)); rerr == nil {
+			var again int64
+			if again, rerr = pages(c.Kernel, dir, "nr_hugepages"); rerr == nil && again != was {
+				rerr = errors.New("the kernel did not restore the previous number of pages")
+			}
+		}
+	}
+	if rerr == nil {
+		c.Undone()
+	}
+	if err == nil {
+		err = sysfs.Refuse(providers.Invalid, "the kernel could provide %d pages of the %d requested: there is too little free, or too fragmented, memory on that NUMA node", got, s.Count)
+	}
+	return errors.Join(err, rerr)
+}
+
+func pages(k sysfs.Kernel, dir, file string) (int64, error) {
+	text, err := k.Sys.Read(dir + file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+}

@@ -1,0 +1,301 @@
+package pci
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/pci/spec"
+	"converge.dev/converge/providers/sysfs"
+	"converge.dev/converge/schema"
+)
+
+// functions is the kind pci.function: functions with a driver override.
+type functions struct{}
+
+// List implements [sysfs.Noun].
+func (functions) List(k sysfs.Kernel) ([]providers.Thing, error) {
+	addresses, err := k.List(devices)
+	if err != nil {
+		return nil, err
+	}
+	var things []providers.Thing
+	for _, a := range addresses {
+		override, err := overrideOf(k, a)
+		if sysfs.Gone(err) || err == nil && override == "" {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		th, err := function(k, a, override)
+		if sysfs.Gone(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		things = append(things, th)
+	}
+	return things, nil
+}
+
+// function reads a function that has an override.
+func function(k sysfs.Kernel, address, override string) (th providers.Thing, err error) {
+	dev := devices + address
+	s := spec.Function{}
+	if s.Driver, err = k.Link(dev + "/driver"); err != nil {
+		return th, err
+	}
+	of, err := k.Link(dev + "/physfn")
+	if err != nil {
+		return th, err
+	}
+	if of != "" {
+		s.PhysicalFunction = &of
+	}
+	th = providers.Thing{ID: address, Name: address, Version: override, Spec: s.Object(), Phase: providers.Ready}
+	if s.Driver == "" {
+		delete(th.Spec, "driver")
+	}
+	group, err := k.Link(dev + "/iommu_group")
+	if err != nil {
+		return th, err
+	}
+	th.Status = facts(k, dev, group).Object()
+	if assigns(s.Driver) && group != "" {
+		held, err := heldIn(k, group)
+		if err != nil {
+			return th, err
+		}
+		if len(held) > 0 {
+			th.Phase = providers.Pending
+			th.Detail = fmt.Sprintf("IOMMU group %s cannot be assigned as long as %s: bind every function of the group to %s", group, strings.Join(held, " and "), s.Driver)
+		}
+	}
+	return th, nil
+}
+
+// facts reads what a function is. What the kernel does not show is left out.
+func facts(k sysfs.Kernel, dev, group string) *spec.FunctionStatus {
+	s := &spec.FunctionStatus{}
+	vendor, device := k.Attribute(dev+"/vendor"), k.Attribute(dev+"/device")
+	if vendor != "" && device != "" {
+		id := strings.TrimPrefix(vendor, "0x") + ":" + strings.TrimPrefix(device, "0x")
+		s.ID = &id
+	}
+	if class := strings.TrimPrefix(k.Attribute(dev+"/class"), "0x"); class != "" {
+		s.Class = &class
+	}
+	if group != "" {
+		s.IOMMUGroup = &group
+	}
+	if n, err := strconv.ParseInt(k.Attribute(dev+"/numa_node"), 10, 64); err == nil && n >= 0 {
+		s.NUMANode = &n
+	}
+	return s
+}
+
+// Create implements [sysfs.Noun].
+func (functions) Create(c *sysfs.Change, address string, want schema.Object) error {
+	var s spec.Function
+	if err := s.Read(want); err != nil {
+		return sysfs.Refuse(providers.Invalid, "invalid spec: %w", err)
+	}
+	if _, err := overrideOf(c.Kernel, address); sysfs.Gone(err) {
+		return sysfs.Refuse(providers.Absent, "node %s has no PCI function %s", c.Node, address)
+	} else if err != nil {
+		return err
+	}
+	of, err := c.Link(devices + address + "/physfn")
+	if err != nil {
+		return err
+	}
+	if s.PhysicalFunction != nil && *s.PhysicalFunction != of {
+		return sysfs.Refuse(providers.Invalid, "%s is not a virtual function of %s", address, *s.PhysicalFunction)
+	}
+	return bind(c, address, s.Driver, "")
+}
+
+// Update implements [sysfs.Noun].
+func (functions) Update(c *sysfs.Change, have providers.Thing, want schema.Object) error {
+	driver, _ := want["driver"].(string) // absent in the undo of a change that found the function without a driver
+	override, err := overrideOf(c.Kernel, have.ID)
+	if err != nil {
+		return err
+	}
+	if driver == "" {
+		return unbind(c, have.ID)
+	}
+	return bind(c, have.ID, driver, override)
+}
+
+// Delete implements [sysfs.Noun]. A function that the kernel has given to its own driver stays with it.
+func (functions) Delete(c *sysfs.Change, have providers.Thing) error {
+	driver, _ := have.Spec["driver"].(string)
+	if assigns(driver) {
+		if err := unused(c.Kernel, have.ID, driver); err != nil {
+			return err
+		}
+	}
+	if err := c.Write(devices+have.ID+"/driver_override", "\n"); err != nil {
+		return err
+	}
+	if driver != "" && !assigns(driver) {
+		return nil
+	}
+	if err := unbind(c, have.ID); err != nil {
+		return err
+	}
+	return c.Write("bus/pci/drivers_probe", have.ID)
+}
+
+// bind binds a function to a driver by an override, in place of the given one.
+func bind(c *sysfs.Change, address, driver, override string) error {
+	dev := devices + address
+	bound, err := c.Link(dev + "/driver")
+	if err != nil {
+		return err
+	}
+	if bound != driver {
+		if err := bindable(c.Kernel, c.Node, address, driver); err != nil {
+			return err
+		}
+		if err := unused(c.Kernel, address, bound); err != nil {
+			return err
+		}
+	}
+	if err := c.Write(dev+"/driver_override", driver); err != nil {
+		return err
+	}
+	if bound == driver {
+		return nil
+	}
+	err = unbind(c, address)
+	if err == nil {
+		err = c.Write("bus/pci/drivers_probe", address)
+	}
+	now, rerr := c.Link(dev + "/driver")
+	if err == nil && rerr == nil && now == driver {
+		return nil
+	}
+	err = errors.Join(err, rerr)
+	if back := putBack(c, address, override, bound); back != nil {
+		return errors.Join(err, back)
+	}
+	c.Undone()
+	if err != nil {
+		return err
+	}
+	return sysfs.Refuse(providers.Invalid, "the kernel accepted the request, but did not bind %s to %s: see the kernel log of node %s. It is bound to %s again",
+		address, driver, c.Node, orNone(bound))
+}
+
+// putBack leads back to an override and a driver, and fails unless it has seen them.
+func putBack(c *sysfs.Change, address, override, driver string) error {
+	dev := devices + address
+	// The driver may claim the function only by its override, and is not bound to it otherwise.
+	first := override
+	if override == "" && assigns(driver) {
+		first = driver
+	}
+	if err := c.Write(dev+"/driver_override", first+"\n"); err != nil {
+		return err
+	}
+	now, err := c.Link(dev + "/driver")
+	if err != nil {
+		return err
+	}
+	if now != driver {
+		if err := unbind(c, address); err != nil {
+			return err
+		}
+		if driver != "" {
+			if err := c.Write("bus/pci/drivers_probe", address); err != nil {
+				return err
+			}
+		}
+	}
+	if first != override {
+		if err := c.Write(dev+"/driver_override", override+"\n"); err != nil {
+			return err
+		}
+	}
+	if now, err = c.Link(dev + "/driver"); err != nil || now == driver {
+		return err
+	}
+	return fmt.Errorf("%s was bound to %s before, and the kernel binds it to %s now", address, orNone(driver), orNone(now))
+}
+
+// unbind takes a function from its driver, if it has one.
+func unbind(c *sysfs.Change, address string) error {
+	err := c.Write(devices+address+"/driver/unbind", address)
+	if sysfs.Gone(err) { // no driver
+		if now, err := c.Link(devices + address + "/driver"); err != nil || now == "" {
+			return err
+		}
+		return sysfs.Refuse(providers.Busy, "%s changed its driver at the same time", address)
+	}
+	return err
+}
+
+// bindable returns why a function cannot be bound to a driver, before anything is done about it.
+func bindable(k sysfs.Kernel, node, address, driver string) error {
+	if !k.Exists("bus/pci/drivers/" + driver) {
+		return sysfs.Refuse(providers.Invalid, "the kernel of node %s has no driver %s: load its module first (modprobe %s)", node, driver, driver)
+	}
+	group, err := k.Link(devices + address + "/iommu_group")
+	if err != nil {
+		return err
+	}
+	if vfio(driver) && group == "" && !slices.Contains([]string{"Y", "1"}, k.Attribute("module/vfio/parameters/enable_unsafe_noiommu_mode")) {
+		return sysfs.Refuse(providers.Invalid, "%s is in no IOMMU group, so %s cannot take it: switch on the IOMMU of node %s in its firmware and kernel (intel_iommu=on)", address, driver, node)
+	}
+	return nil
+}
+
+// overrideOf returns the driver override of a function; empty when it has none.
+func overrideOf(k sysfs.Kernel, address string) (string, error) {
+	text, err := k.Sys.Read(devices + address + "/driver_override")
+	if text = strings.TrimSpace(text); text == "(null)" {
+		text = ""
+	}
+	return text, err
+}
+
+// heldIn returns what keeps an IOMMU group from being assigned: functions with a driver that uses them for the node itself.
+func heldIn(k sysfs.Kernel, group string) (held []string, err error) {
+	members, err := k.List("kernel/iommu_groups/" + group + "/devices")
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range members {
+		driver, err := k.Link(devices + m + "/driver")
+		if err != nil {
+			return nil, err
+		}
+		bridge := strings.HasPrefix(k.Attribute(devices+m+"/class"), "0x0604")
+		if driver != "" && !assigns(driver) && !bridge {
+			held = append(held, m+" is bound to "+driver)
+		}
+	}
+	return held, nil
+}
+
+// vfio reports whether a driver hands functions to user space under the protection of the IOMMU: vfio-pci and its variants.
+func vfio(driver string) bool { return strings.Contains(driver, "vfio") }
+
+// assigns reports whether a driver does nothing with a function itself: it takes only those that it is told to.
+func assigns(driver string) bool {
+	return vfio(driver) || slices.Contains([]string{"pci-stub", "uio_pci_generic", "igb_uio", "pciback"}, driver)
+}
+
+func orNone(driver string) string {
+	if driver == "" {
+		return "no driver"
+	}
+	return driver
+}

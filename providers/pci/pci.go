@@ -1,0 +1,38 @@
+// Package pci is the provider of the PCI functions of a node, through the kernel's sysfs: which driver a function is bound to, and
+// how many virtual functions it has. What a function is used for is found out from the proc file system beside it.
+package pci
+
+import (
+	"context"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/sysfs"
+)
+
+// Config is the root of sysfs; see [sysfs.Config].
+type Config struct{ sysfs.Config }
+
+// Open serves the kinds of a node.
+func (c Config) Open(_ context.Context, at providers.Opening) (*providers.Provider, error) {
+	k, closing, err := c.Kernel(at)
+	if err != nil {
+		return nil, err
+	}
+	return New(at.Scope, k, closing), nil
+}
+
+// New serves the kinds of a node with a kernel; closing may be nil.
+func New(node string, k sysfs.Kernel, closing func() error) *providers.Provider {
+	bound := sysfs.Traits()
+	bound.ReadyWithin = sysfs.Settle // for the rest of an IOMMU group
+	bound.UndoCreate, bound.UndoUpdate, bound.UndoDelete = providers.Restart, providers.Restart, providers.Restart
+	virtual := sysfs.Traits()
+	virtual.UndoCreate, virtual.UndoUpdate, virtual.UndoDelete = providers.Restart, providers.Restart, providers.Restart
+	return sysfs.Provider("pci", node, k, closing,
+		sysfs.Kind{Name: "pci.function", Traits: bound, Noun: functions{}},
+		sysfs.Kind{Name: "pci.sriov", Traits: virtual, Noun: sriov{}},
+	)
+}
+
+// devices are all PCI functions, by their addresses.
+const devices = "bus/pci/devices/"

@@ -1,0 +1,165 @@
+package pci
+
+import (
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/pci/spec"
+	"converge.dev/converge/providers/sysfs"
+	"converge.dev/converge/schema"
+)
+
+// sriov is the kind pci.sriov: functions with virtual functions.
+type sriov struct{}
+
+// List implements [sysfs.Noun].
+func (sriov) List(k sysfs.Kernel) ([]providers.Thing, error) {
+	addresses, err := k.List(devices)
+	if err != nil {
+		return nil, err
+	}
+	var things []providers.Thing
+	for _, a := range addresses {
+		n, err := numVFs(k, a)
+		if sysfs.Gone(err) || err == nil && n == 0 {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		s, st := spec.SRIOV{NumVFs: n}, spec.SRIOVStatus{}
+		if auto := k.Attribute(devices + a + "/sriov_drivers_autoprobe"); auto != "" {
+			on := auto != "0"
+			s.DriversAutoprobe = &on
+		}
+		if total, err := strconv.ParseInt(k.Attribute(devices+a+"/sriov_totalvfs"), 10, 64); err == nil {
+			st.TotalVFs = &total
+		}
+		if st.VirtualFunctions, err = virtualFunctions(k, a); err != nil {
+			return nil, err
+		}
+		things = append(things, providers.Thing{ID: a, Name: a, Spec: s.Object(), Status: st.Object(), Phase: providers.Ready})
+	}
+	return things, nil
+}
+
+// Create implements [sysfs.Noun].
+func (sriov) Create(c *sysfs.Change, address string, want schema.Object) error {
+	var s spec.SRIOV
+	if err := s.Read(want); err != nil {
+		return sysfs.Refuse(providers.Invalid, "invalid spec: %w", err)
+	}
+	dev := devices + address
+	if !c.Exists(dev) {
+		return sysfs.Refuse(providers.Absent, "node %s has no PCI function %s", c.Node, address)
+	}
+	total, err := strconv.ParseInt(c.Attribute(dev+"/sriov_totalvfs"), 10, 64)
+	switch {
+	case err != nil || total == 0:
+		return sysfs.Refuse(providers.Invalid, "%s does not support SR-IOV, or its firmware has it switched off", address)
+	case s.NumVFs > total:
+		return sysfs.Refuse(providers.Invalid, "%s supports %d virtual functions, not %d", address, total, s.NumVFs)
+	}
+	was := c.Attribute(dev + "/sriov_drivers_autoprobe")
+	if err := autoprobe(c, dev, s.DriversAutoprobe); err != nil {
+		return err
+	}
+	err = c.Write(dev+"/sriov_numvfs", strconv.FormatInt(s.NumVFs, 10))
+	now, rerr := numVFs(c.Kernel, address)
+	if err == nil && rerr == nil && now == s.NumVFs {
+		return nil
+	}
+	if rerr == nil && now > 0 {
+		rerr = c.Write(dev+"/sriov_numvfs", "0")
+	}
+	if rerr == nil && was != "" && was != c.Attribute(dev+"/sriov_drivers_autoprobe") {
+		rerr = c.Write(dev+"/sriov_drivers_autoprobe", was)
+	}
+	if rerr == nil {
+		c.Undone()
+	}
+	if err == nil {
+		err = sysfs.Refuse(providers.Invalid, "the kernel created %d virtual functions of %s, not %d: see the kernel log of node %s", now, address, s.NumVFs, c.Node)
+	}
+	return errors.Join(err, rerr)
+}
+
+// Update implements [sysfs.Noun]. The number of virtual functions never changes.
+func (sriov) Update(c *sysfs.Change, have providers.Thing, want schema.Object) error {
+	var s spec.SRIOV
+	if err := s.Read(want); err != nil {
+		return sysfs.Refuse(providers.Invalid, "invalid spec: %w", err)
+	}
+	if n := have.Spec["num_vfs"]; n != s.NumVFs {
+		return sysfs.Refuse(providers.Invalid, "num_vfs cannot be changed in place")
+	}
+	return autoprobe(c, devices+have.ID, s.DriversAutoprobe)
+}
+
+// Delete implements [sysfs.Noun].
+func (sriov) Delete(c *sysfs.Change, have providers.Thing) error {
+	vfs, err := virtualFunctions(c.Kernel, have.ID)
+	if err != nil {
+		return err
+	}
+	for _, vf := range vfs {
+		driver, err := c.Link(devices + vf + "/driver")
+		if err != nil {
+			return err
+		}
+		if err := unused(c.Kernel, vf, driver); err != nil {
+			return err
+		}
+	}
+	if err := c.Write(devices+have.ID+"/sriov_numvfs", "0"); err != nil {
+		return err
+	}
+	return autoprobe(c, devices+have.ID, nil)
+}
+
+// autoprobe sets whether new virtual functions get a driver, which is so by default.
+func autoprobe(c *sysfs.Change, dev string, want *bool) error {
+	value := "1"
+	if want != nil && !*want {
+		value = "0"
+	}
+	switch c.Attribute(dev + "/sriov_drivers_autoprobe") {
+	case value:
+		return nil
+	case "":
+		if want == nil { // an old kernel, which always does
+			return nil
+		}
+	}
+	return c.Write(dev+"/sriov_drivers_autoprobe", value)
+}
+
+func numVFs(k sysfs.Kernel, address string) (int64, error) {
+	text, err := k.Sys.Read(devices + address + "/sriov_numvfs")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+}
+
+// virtualFunctions returns the addresses of the virtual functions of a function.
+func virtualFunctions(k sysfs.Kernel, address string) (vfs []string, err error) {
+	names, err := k.List(devices + address)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range names {
+		if strings.HasPrefix(n, "virtfn") {
+			vf, err := k.Link(devices + address + "/" + n)
+			if err != nil {
+				return nil, err
+			}
+			vfs = append(vfs, vf)
+		}
+	}
+	slices.Sort(vfs)
+	return vfs, nil
+}

@@ -1,0 +1,147 @@
+package pci_test
+
+import (
+	"strings"
+	"testing"
+
+	"converge.dev/converge/internal/kerneltest"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/pci"
+	"converge.dev/converge/schema"
+)
+
+// call is a call for an object of a kind.
+func call(kind, name string, want schema.Object) providers.Call {
+	return providers.Call{Ref: schema.Ref{Scope: "gpu-01", Kind: kind, Name: name}, ID: name, Want: want}
+}
+
+func served(t *testing.T, k *kerneltest.Kernel, kind string) providers.Kind {
+	t.Helper()
+	set, err := providers.NewSet(pci.New("gpu-01", k.Kernel(), nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _, ok := set.Find("gpu-01", kind)
+	if !ok {
+		t.Fatalf("%s is not served", kind)
+	}
+	return s.Kind
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused checks that a call was refused for a reason and changed nothing.
+func refused(t *testing.T, k *kerneltest.Kernel, class providers.Class, says string, do func() error) {
+	t.Helper()
+	before := k.Dump()
+	err := do()
+	if err == nil || providers.ClassOf(err) != class || !strings.Contains(err.Error(), says) {
+		t.Errorf("the error is %v, of class %s; want %s, with %q", err, providers.ClassOf(err), class, says)
+	}
+	if after := k.Dump(); after != before {
+		t.Errorf("a refused call changed something. Before:\n%s\nAfter:\n%s", before, after)
+	}
+}
+
+var assigned = schema.Object{"driver": "vfio-pci"}
+
+// What the node itself uses is not taken away from it, and the message says what that is.
+func TestInUse(t *testing.T) {
+	const disk, nic, gpu = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
+	m := kerneltest.Machine{Drivers: []string{"vfio-pci"}, Functions: []kerneltest.Function{
+		{Address: disk, Class: "0x010802", Native: "nvme", Group: "1", Disks: []string{"nvme0n1"}},
+		{Address: nic, Native: "mlx5_core", Group: "2", Interfaces: []string{"eth0"}},
+		{Address: gpu, Class: "0x030200", Native: "nvidia", Group: "3"},
+	}}
+	for _, c := range []struct {
+		name, address string
+		use           func(k *kerneltest.Kernel)
+		says          string
+	}{
+		{"a mounted disk", disk, func(k *kerneltest.Kernel) {
+			k.Proc("self/mountinfo", "22 1 8:0 / /var/lib/models rw,relatime shared:1 - ext4 /dev/nvme0n1 rw\n")
+		}, "nvme0n1 is mounted at /var/lib/models"},
+		{"a mounted partition", disk, func(k *kerneltest.Kernel) {
+			k.Partition(disk, "nvme0n1", "nvme0n1p1", "8:1")
+			k.Proc("self/mountinfo", "22 1 8:1 / /boot rw - vfat /dev/nvme0n1p1 rw\n")
+		}, "nvme0n1p1 is mounted at /boot"},
+		{"swap", disk, func(k *kerneltest.Kernel) {
+			k.Proc("swaps", "Filename\tType\tSize\tUsed\tPriority\n/dev/nvme0n1 partition 1024 0 -2\n")
+		}, "nvme0n1 is swap"},
+		{"a part of a volume group", disk, func(k *kerneltest.Kernel) { k.Hold(disk, "nvme0n1", "dm-0") }, "nvme0n1 is a part of dm-0"},
+		{"the default route", nic, func(k *kerneltest.Kernel) {
+			k.Proc("net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\neth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\n")
+		}, "eth0 has a route to everywhere"},
+		{"a route of IPv6", nic, func(k *kerneltest.Kernel) {
+			k.Proc("net/ipv6_route", "20010db8000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001     eth0\n")
+		}, "eth0 has a route to an IPv6 network"},
+		{"a port of a bridge", nic, func(k *kerneltest.Kernel) { k.Enslave("eth0", "br0") }, "eth0 belongs to br0"},
+		{"a GPU that computes", gpu, func(k *kerneltest.Kernel) {
+			k.Proc("driver/nvidia/gpus/"+gpu+"/information", "Model: \t\t NVIDIA H100\nDevice Minor: \t 3\n")
+			k.Opens(4711, "python3", "/dev/nvidia3")
+		}, "process 4711 (python3) has /dev/nvidia3 open"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k := kerneltest.New(t, m)
+			c.use(k)
+			kind := served(t, k, "pci.function")
+			refused(t, k, providers.Denied, c.says, func() error {
+				return kind.Create(t.Context(), call("pci.function", c.address, assigned))
+			})
+			// What its own driver may keep is no reason to refuse.
+			native := map[string]string{disk: "nvme", nic: "mlx5_core", gpu: "nvidia"}[c.address]
+			own := call("pci.function", c.address, schema.Object{"driver": native})
+			must(t, kind.Create(t.Context(), own))
+			must(t, kind.Delete(t.Context(), own))
+		})
+	}
+}
+
+// Addresses and routes of IPv6 that every interface has are no use of it; neither is what another interface has.
+func TestNotInUse(t *testing.T) {
+	k := kerneltest.New(t, kerneltest.Machine{Drivers: []string{"vfio-pci"}, Functions: []kerneltest.Function{
+		{Address: "0000:02:00.0", Native: "mlx5_core", Group: "2", Interfaces: []string{"eth1"}},
+	}})
+	k.Proc("net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\neth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\n")
+	k.Proc("net/ipv6_route", "fe800000000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001     eth1\n"+
+		"ff000000000000000000000000000000 08 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001     eth1\n")
+	must(t, served(t, k, "pci.function").Create(t.Context(), call("pci.function", "0000:02:00.0", assigned)))
+}
+
+// A function whose VFIO group a virtual machine has open stays with it, and so do the virtual functions of a device.
+func TestAssigned(t *testing.T) {
+	const pf, vf = "0000:02:00.0", "0000:02:00.1"
+	k := kerneltest.New(t, kerneltest.Machine{Drivers: []string{"vfio-pci"}, Functions: []kerneltest.Function{{Address: pf, Native: "mlx5_core", Group: "2", VFs: 4}}})
+	virtual, function := served(t, k, "pci.sriov"), served(t, k, "pci.function")
+	must(t, virtual.Create(t.Context(), call("pci.sriov", pf, schema.Object{"num_vfs": int64(2)})))
+	must(t, function.Create(t.Context(), call("pci.function", vf, assigned)))
+	k.Opens(99, "qemu-system-x86", "/dev/vfio/201")
+	const says = "process 99 (qemu-system-x86) has /dev/vfio/201 open"
+	for _, err := range []func() error{
+		func() error { return function.Delete(t.Context(), call("pci.function", vf, nil)) },
+		func() error {
+			return function.Update(t.Context(), call("pci.function", vf, schema.Object{"driver": "mlx5_core"}))
+		},
+		func() error { return virtual.Delete(t.Context(), call("pci.sriov", pf, nil)) },
+	} {
+		refused(t, k, providers.Denied, says, err)
+	}
+}
+
+// Without proc it is unknown what is in use, and unknown is not unused.
+func TestNoProc(t *testing.T) {
+	k := kerneltest.New(t, kerneltest.Machine{Drivers: []string{"vfio-pci"}, Functions: []kerneltest.Function{{Address: "0000:02:00.0", Native: "mlx5_core", Group: "2"}}})
+	kernel := k.Kernel()
+	kernel.Proc = nil
+	set, err := providers.NewSet(pci.New("gpu-01", kernel, nil))
+	must(t, err)
+	s, _, _ := set.Find("gpu-01", "pci.function")
+	refused(t, k, providers.Denied, "it is unknown whether 0000:02:00.0 is in use", func() error {
+		return s.Kind.Create(t.Context(), call("pci.function", "0000:02:00.0", assigned))
+	})
+}
