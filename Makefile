@@ -22,7 +22,7 @@ demo: build ## watch a site document become a site, and a failing change be undo
 	examples/demo.sh
 
 .PHONY: deps
-deps: ## install the daemons that the tests start (Debian packages, as root; 1 min, then at once)
+deps: ## install the daemons and the kernel that the tests start (Debian packages, as root; 1 min, then at once)
 	.ci/deps
 
 # What is concurrent is tested with the race detector, and once: only schema and Carbide have tests that mean nothing with it, and
