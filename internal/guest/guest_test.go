@@ -13,7 +13,7 @@ import (
 
 var (
 	full = guest.Machine{
-		Name: "full", IOMMU: true, NUMA: 2, MemoryMiB: 512,
+		Name: "full", IOMMU: true, NUMA: 2, MemoryMiB: 1024,
 		Devices: []guest.Device{
 			guest.NVMe(facts.Disk).Node(0), guest.NVMe(facts.Far).Node(1), guest.SRIOVNVMe(facts.SRIOV, facts.Functions),
 			guest.SharedGroup(facts.Shared), guest.E1000e(facts.NIC), guest.NVMe(facts.Later).Unplugged(),

@@ -9,6 +9,7 @@ package kerneltest
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,6 +41,9 @@ type Machine struct {
 	Drivers   []string       // those that are loaded besides the native ones
 	Pools     map[string]int // how many huge pages memory suffices for, by node0-2048kB
 }
+
+// vfio is the driver that hands functions to programs, if they have an IOMMU group.
+const vfio = "vfio-pci"
 
 // A Kernel is a fake kernel.
 type Kernel struct {
@@ -202,6 +206,19 @@ func (k *Kernel) Write(path, value string) error {
 func (k *Kernel) write(dir, file, value string) syscall.Errno {
 	name := filepath.Base(dir)
 	switch file {
+	case "bind":
+		f, ok := k.functions[value]
+		if !ok || k.candidate(f) != name {
+			return syscall.ENODEV
+		}
+		if _, bound := k.bound(value); bound {
+			return syscall.EBUSY
+		}
+		k.probe(f)
+		if _, bound := k.bound(value); !bound {
+			return syscall.EINVAL
+		}
+		return 0
 	case "driver_override":
 		k.file(dir+"/driver_override", override(value)+"\n")
 		return 0
@@ -231,6 +248,14 @@ func (k *Kernel) write(dir, file, value string) syscall.Errno {
 		if err != nil || n < 0 {
 			return syscall.EINVAL
 		}
+		if dirs := k.pools(dir); len(dirs) > 0 { // all nodes together, each with its share
+			for i, d := range dirs {
+				share := min((n+len(dirs)-i-1)/(len(dirs)-i), k.room[d])
+				k.pool(d, max(k.used[d], share))
+				n -= share
+			}
+			return 0
+		}
 		k.pool(dir, max(k.used[dir], min(n, k.room[dir])))
 		return 0
 	}
@@ -249,21 +274,27 @@ func (k *Kernel) probe(f Function) {
 	if _, bound := k.bound(f.Address); bound {
 		return
 	}
-	dev := k.device(f.Address)
-	driver := f.Native
-	if o := k.text(dev + "/driver_override"); o != "(null)" {
-		driver = o
+	dev, driver := k.device(f.Address), k.candidate(f)
+	if of, err := os.Readlink(filepath.Join(k.sys, dev, "physfn")); err == nil && driver == f.Native {
+		if k.text(k.device(filepath.Base(of))+"/sriov_drivers_autoprobe") == "0" {
+			return
+		}
 	}
-	if driver == "" || k.refuses[driver+" "+f.Address] || strings.HasPrefix(driver, "vfio") && f.Group == "" {
+	if driver == "" || k.refuses[driver+" "+f.Address] || driver == vfio && (f.Group == "" || strings.HasPrefix(f.Class, "0x0604")) {
 		return
 	}
 	if _, err := os.Stat(filepath.Join(k.sys, "bus/pci/drivers", driver)); err != nil {
 		return
 	}
-	if driver != f.Native && driver != "vfio-pci" && driver != "pci-stub" {
-		return // it does not know what to do with it
+	if driver != f.Native && driver != vfio && driver != "pci-stub" {
+		k.t.Errorf("%s was told to drive %s, which it does not know: a real kernel may hang", driver, f.Address)
+		return
 	}
 	k.link(dev+"/driver", "../../../bus/pci/drivers/"+driver)
+	if driver == vfio {
+		k.folder("class/vfio/" + f.Group)
+		k.file("class/vfio/"+f.Group+"/dev", "240:0\n")
+	}
 	if driver != f.Native {
 		return
 	}
@@ -278,9 +309,23 @@ func (k *Kernel) probe(f Function) {
 	}
 }
 
+// candidate returns the driver that is to have a function, if there is one.
+func (k *Kernel) candidate(f Function) string {
+	if o := k.text(k.device(f.Address) + "/driver_override"); o != "(null)" {
+		return o
+	}
+	return f.Native
+}
+
 func (k *Kernel) release(address string) {
 	f, dev := k.functions[address], k.device(address)
 	k.remove(dev + "/driver")
+	if f.Group != "" && !slices.ContainsFunc(slices.Collect(maps.Values(k.functions)), func(o Function) bool {
+		driver, bound := k.bound(o.Address)
+		return o.Group == f.Group && bound && driver == vfio
+	}) {
+		k.remove("class/vfio/" + f.Group)
+	}
 	for _, i := range f.Interfaces {
 		k.remove("class/net/" + i)
 	}
@@ -298,14 +343,17 @@ func (k *Kernel) virtual(f Function, value string) syscall.Errno {
 	n, err := strconv.Atoi(value)
 	vf := func(i int) string { return f.Address[:len(f.Address)-1] + strconv.Itoa(i) }
 	switch {
-	case err != nil:
+	case err != nil || n < 0 || n > 65535:
 		return syscall.EINVAL
-	case n < 0 || n > f.VFs:
+	case n > f.VFs:
 		return syscall.ERANGE
 	case n == was:
 		return 0
 	case n > 0 && was > 0:
 		return syscall.EBUSY
+	}
+	if _, driven := k.bound(f.Address); !driven {
+		return syscall.ENOENT
 	}
 	k.file(dev+"/sriov_numvfs", value+"\n")
 	for i := 1; i <= was; i++ {
@@ -317,13 +365,9 @@ func (k *Kernel) virtual(f Function, value string) syscall.Errno {
 		if f.Group != "" {
 			v.Group = f.Group + "0" + strconv.Itoa(i)
 		}
-		if k.text(dev+"/sriov_drivers_autoprobe") == "0" {
-			v.Native = ""
-		}
-		k.appear(v)
-		v.Native = f.Native
-		k.functions[v.Address] = v
+		k.folder(k.device(v.Address))
 		k.link(k.device(v.Address)+"/physfn", "../"+f.Address)
+		k.appear(v)
 		k.link(fmt.Sprintf("%s/virtfn%d", dev, i-1), "../"+v.Address)
 	}
 	return 0
@@ -376,13 +420,40 @@ func (k *Kernel) bound(address string) (string, bool) {
 
 func (k *Kernel) driver(name string) {
 	k.folder("bus/pci/drivers/" + name)
+	k.file("bus/pci/drivers/"+name+"/bind", "")
 	k.file("bus/pci/drivers/"+name+"/unbind", "")
 }
+
+// pools returns the pools of the nodes of which a folder shows the sum; none for a folder of a node.
+func (k *Kernel) pools(dir string) (dirs []string) {
+	if !strings.HasPrefix(dir, sums) {
+		return nil
+	}
+	for d := range k.room {
+		if filepath.Base(d) == filepath.Base(dir) {
+			dirs = append(dirs, d)
+		}
+	}
+	slices.Sort(dirs)
+	return dirs
+}
+
+// sums is where the pools of all nodes are shown together.
+const sums = "kernel/mm/hugepages/"
 
 func (k *Kernel) pool(dir string, n int) {
 	k.folder(dir)
 	k.file(dir+"/nr_hugepages", fmt.Sprintln(n))
 	k.file(dir+"/free_hugepages", fmt.Sprintln(n-k.used[dir]))
+	sum := sums + filepath.Base(dir)
+	k.folder(sum)
+	n = 0
+	for _, d := range k.pools(sum) {
+		if _, err := os.Stat(filepath.Join(k.sys, d)); err == nil {
+			n += k.number(d + "/nr_hugepages")
+		}
+	}
+	k.file(sum+"/nr_hugepages", fmt.Sprintln(n))
 }
 
 func (k *Kernel) folder(path string) { k.must(os.MkdirAll(filepath.Join(k.sys, path), 0o755)) }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/pci/spec"
@@ -174,9 +175,8 @@ func bind(c *sysfs.Change, address, driver, override string) error {
 	if bound == driver {
 		return nil
 	}
-	err = unbind(c, address)
-	if err == nil {
-		err = c.Write("bus/pci/drivers_probe", address)
+	if err = unbind(c, address); err == nil {
+		err = attach(c, address, driver)
 	}
 	now, rerr := c.Link(dev + "/driver")
 	if err == nil && rerr == nil && now == driver {
@@ -187,47 +187,53 @@ func bind(c *sysfs.Change, address, driver, override string) error {
 		return errors.Join(err, back)
 	}
 	c.Undone()
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.ENODEV):
+		return sysfs.Refuse(providers.Invalid, "%s does not support %s: none of its ids is that of the function", driver, address)
+	case err != nil:
 		return err
 	}
 	return sysfs.Refuse(providers.Invalid, "the kernel accepted the request, but did not bind %s to %s: see the kernel log of node %s. It is bound to %s again",
 		address, driver, c.Node, orNone(bound))
 }
 
-// putBack leads back to an override and a driver, and fails unless it has seen them.
-func putBack(c *sysfs.Change, address, override, driver string) error {
-	dev := devices + address
-	// The driver may claim the function only by its override, and is not bound to it otherwise.
-	first := override
-	if override == "" && assigns(driver) {
-		first = driver
+// attach binds a function without a driver to one. With an override, a driver is handed whatever function it is, and one that drives
+// functions itself can bring down the kernel with a wrong one. So it gets the override only after it has accepted the ids.
+func attach(c *sysfs.Change, address, driver string) error {
+	override := devices + address + "/driver_override"
+	if assigns(driver) {
+		if err := c.Write(override, driver); err != nil {
+			return err
+		}
+		return c.Write("bus/pci/drivers_probe", address)
 	}
-	if err := c.Write(dev+"/driver_override", first+"\n"); err != nil {
+	if err := c.Write(override, "\n"); err != nil {
 		return err
 	}
+	if err := c.Write("bus/pci/drivers/"+driver+"/bind", address); err != nil {
+		return err
+	}
+	return c.Write(override, driver)
+}
+
+// putBack leads back to an override and a driver, and fails unless it has seen the driver.
+func putBack(c *sysfs.Change, address, override, driver string) error {
+	dev := devices + address
 	now, err := c.Link(dev + "/driver")
 	if err != nil {
 		return err
 	}
 	if now != driver {
-		if err := unbind(c, address); err != nil {
-			return err
-		}
-		if driver != "" {
-			if err := c.Write("bus/pci/drivers_probe", address); err != nil {
-				return err
-			}
+		if err = unbind(c, address); err == nil && driver != "" {
+			err = attach(c, address, driver)
 		}
 	}
-	if first != override {
-		if err := c.Write(dev+"/driver_override", override+"\n"); err != nil {
-			return err
-		}
-	}
-	if now, err = c.Link(dev + "/driver"); err != nil || now == driver {
+	err = errors.Join(err, c.Write(dev+"/driver_override", override+"\n"))
+	now, rerr := c.Link(dev + "/driver")
+	if err = errors.Join(err, rerr); now == driver {
 		return err
 	}
-	return fmt.Errorf("%s was bound to %s before, and the kernel binds it to %s now", address, orNone(driver), orNone(now))
+	return errors.Join(fmt.Errorf("%s was bound to %s before, and is bound to %s now", address, orNone(driver), orNone(now)), err)
 }
 
 // unbind takes a function from its driver, if it has one.

@@ -51,7 +51,7 @@ func TestTheKernelLies(t *testing.T) {
 		says         string
 	}{
 		{"the driver refuses the function", "vfio-pci", machine, "did not bind 0000:01:00.0 to vfio-pci"},
-		{"the driver does not know the function", "e1000e", machine, "did not bind 0000:01:00.0 to e1000e"},
+		{"the driver does not know the function", "e1000e", machine, "e1000e does not support 0000:01:00.0"},
 		{"there is no such driver", "mlx5_core", machine, "load its module first (modprobe mlx5_core)"},
 		{"there is no IOMMU", "vfio-pci", kerneltest.Machine{
 			Drivers: []string{"vfio-pci"}, Functions: []kerneltest.Function{{Address: address, Native: "nvme"}},
@@ -71,7 +71,7 @@ func TestTheKernelLies(t *testing.T) {
 		k.Refuse("vfio-pci", address)
 		k.Refuse("nvme", address)
 		err := served(t, k, "pci.function").Create(t.Context(), call("pci.function", address, assigned))
-		if providers.ClassOf(err) != providers.Unknown || !providers.Over(err) || !strings.Contains(err.Error(), "was bound to nvme before, and the kernel binds it to no driver now") {
+		if providers.ClassOf(err) != providers.Unknown || !providers.Over(err) || !strings.Contains(err.Error(), "was bound to nvme before, and is bound to no driver now") {
 			t.Errorf("the error is %v, of class %s; want one that says what was lost", err, providers.ClassOf(err))
 		}
 	})

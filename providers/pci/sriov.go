@@ -63,6 +63,9 @@ func (sriov) Create(c *sysfs.Change, address string, want schema.Object) error {
 	case s.NumVFs > total:
 		return sysfs.Refuse(providers.Invalid, "%s supports %d virtual functions, not %d", address, total, s.NumVFs)
 	}
+	if err := driven(c, address); err != nil {
+		return err
+	}
 	was := c.Attribute(dev + "/sriov_drivers_autoprobe")
 	if err := autoprobe(c, dev, s.DriversAutoprobe); err != nil {
 		return err
@@ -114,10 +117,22 @@ func (sriov) Delete(c *sysfs.Change, have providers.Thing) error {
 			return err
 		}
 	}
+	if err := driven(c, have.ID); err != nil {
+		return err
+	}
 	if err := c.Write(devices+have.ID+"/sriov_numvfs", "0"); err != nil {
 		return err
 	}
 	return autoprobe(c, devices+have.ID, nil)
+}
+
+// driven fails when a function has no driver: it is the driver that creates and removes virtual functions.
+func driven(c *sysfs.Change, address string) error {
+	driver, err := c.Link(devices + address + "/driver")
+	if err == nil && driver == "" {
+		return sysfs.Refuse(providers.Invalid, "%s is bound to no driver, which would create and remove its virtual functions", address)
+	}
+	return err
 }
 
 // autoprobe sets whether new virtual functions get a driver, which is so by default.

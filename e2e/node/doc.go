@@ -1,0 +1,3 @@
+// Package node tries the kinds of a node on a real kernel, in guests of package guest: with an IOMMU, two NUMA nodes, NVMe disks of
+// which one has SR-IOV, and an IOMMU group of several functions; and without an IOMMU.
+package node
