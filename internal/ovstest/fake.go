@@ -3,6 +3,7 @@ package ovstest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"runtime"
 	"slices"
@@ -34,7 +35,9 @@ func Fake(t testing.TB) *Switch {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, errs := model.NewDatabaseModel(vswitch.Parsed(), tables)
+	schema := vswitch.Schema()
+	schema.Table(vswitch.QoSTable).Column("queues").TypeObj.Value = &ovsdb.BaseType{Type: ovsdb.TypeUUID} // see intact
+	m, errs := model.NewDatabaseModel(schema, tables)
 	if len(errs) > 0 {
 		t.Fatal(errs)
 	}
@@ -237,14 +240,74 @@ func (t transaction) Transact(ops ...ovsdb.Operation) ([]*ovsdb.OperationResult,
 		if err := t.allowed(op); err != nil {
 			return fail(i, "constraint violation", err.Error())
 		}
+		if op.Op == ovsdb.OperationInsert && op.UUID != "" {
+			taken := ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, ovsdb.UUID{GoUUID: op.UUID})
+			found, _ := t.Database.NewTransaction(t.name).Transact(ovsdb.Operation{
+				Op: ovsdb.OperationSelect, Table: op.Table, Where: []ovsdb.Condition{taken},
+			})
+			if len(found[0].Rows) > 0 {
+				return fail(i, "duplicate uuid", "This UUID would duplicate a UUID already present within the table")
+			}
+		}
 	}
 	effects := ops[waits:]
+	if err := t.intact(effects); err != nil {
+		return append(results[:waits], &ovsdb.OperationResult{Error: "referential integrity violation", Details: err.Error()}),
+			updates.NewDatabaseUpdate(updates.ModelUpdates{}, nil)
+	}
 	if n := len(effects) - 1; n >= 0 && effects[n].Op == ovsdb.OperationCommit { // a database in memory is never durable
 		rest, update := t.Transaction.Transact(effects[:n]...)
 		return append(append(results[:waits], rest...), &ovsdb.OperationResult{}), update
 	}
 	rest, update := t.Transaction.Transact(effects...)
 	return append(results[:waits], rest...), update
+}
+
+// intact returns an error when operations delete a queue that a row of QoS refers to, or make one refer to a queue that does not exist.
+// The library loses count of references in the values of a map, so it is not told of these.
+func (t transaction) intact(ops []ovsdb.Operation) error {
+	read := func(table string, where ...ovsdb.Condition) []ovsdb.Row {
+		found, _ := t.Database.NewTransaction(t.name).Transact(ovsdb.Operation{Op: ovsdb.OperationSelect, Table: table, Where: where})
+		return found[0].Rows
+	}
+	queues := map[any]bool{}
+	for _, q := range read(vswitch.QueueTable) {
+		queues[q["_uuid"]] = true
+	}
+	refers := map[any]ovsdb.OvsMap{}
+	for _, q := range read(vswitch.QoSTable) {
+		refers[q["_uuid"]], _ = q["queues"].(ovsdb.OvsMap)
+	}
+	for i, op := range ops {
+		switch {
+		case op.Op == ovsdb.OperationInsert && op.Table == vswitch.QueueTable:
+			queues[ovsdb.UUID{GoUUID: op.UUID}], queues[ovsdb.UUID{GoUUID: op.UUIDName}] = true, true
+		case op.Op == ovsdb.OperationDelete && op.Table == vswitch.QueueTable:
+			for _, q := range read(op.Table, op.Where...) {
+				delete(queues, q["_uuid"])
+			}
+		case op.Op == ovsdb.OperationInsert && op.Table == vswitch.QoSTable:
+			refers[i], _ = op.Row["queues"].(ovsdb.OvsMap)
+		case op.Op == ovsdb.OperationDelete && op.Table == vswitch.QoSTable:
+			for _, q := range read(op.Table, op.Where...) {
+				delete(refers, q["_uuid"])
+			}
+		case op.Op == ovsdb.OperationUpdate && op.Table == vswitch.QoSTable && op.Row["queues"] != nil:
+			for _, q := range read(op.Table, op.Where...) {
+				refers[q["_uuid"]], _ = op.Row["queues"].(ovsdb.OvsMap)
+			}
+		case op.Table == vswitch.QoSTable && op.Op == ovsdb.OperationMutate && op.Mutations[0].Column == "queues":
+			return fmt.Errorf("not supported: a mutation of queues")
+		}
+	}
+	for qos, m := range refers {
+		for n, queue := range m.GoMap {
+			if !queues[queue] {
+				return fmt.Errorf("QoS %v refers to queue %v, which does not exist, as %v", qos, queue, n)
+			}
+		}
+	}
+	return nil
 }
 
 // holds reports whether a wait is satisfied at once.
@@ -275,6 +338,11 @@ func (t transaction) texts(table string, columns []string, rows []ovsdb.Row) ([]
 		}
 		if err := t.model.Mapper.GetRowData(&row, info); err != nil {
 			return nil, err
+		}
+		if uuid, ok := row["_uuid"].(ovsdb.UUID); ok {
+			if err := info.SetField("_uuid", uuid.GoUUID); err != nil {
+				return nil, err
+			}
 		}
 		text := ""
 		for _, name := range slices.Sorted(slices.Values(columns)) {
@@ -333,7 +401,7 @@ func (t transaction) allowed(op ovsdb.Operation) error {
 	return nil
 }
 
-// elements returns the elements of a set; a single value is a set of one.
+// elements returns the elements of a set, and the keys of a map; a single value is a set of one.
 func elements(v any) []any {
 	switch v := v.(type) {
 	case nil:
@@ -341,7 +409,7 @@ func elements(v any) []any {
 	case ovsdb.OvsSet:
 		return v.GoSet
 	case ovsdb.OvsMap:
-		return nil
+		return slices.Collect(maps.Keys(v.GoMap))
 	}
 	return []any{v}
 }

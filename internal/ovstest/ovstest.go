@@ -144,12 +144,25 @@ func (s *Switch) AddMirror(t testing.TB, bridge, name string, columns ovsdb.Row)
 	s.Settle(t)
 }
 
-// Clear deletes every bridge and waits until they are gone.
+// AddRow adds a row to a table whose rows stay without references, like another client, and returns its UUID.
+func (s *Switch) AddRow(t testing.TB, table string, row ovsdb.Row) string {
+	t.Helper()
+	return s.Transact(t, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: table, Row: row})[0].UUID.GoUUID
+}
+
+// Clear deletes every bridge, and what the database would keep without them, and waits until they are gone.
 func (s *Switch) Clear(t testing.TB) {
 	t.Helper()
 	s.Transact(t, ovsdb.Operation{
 		Op: ovsdb.OperationUpdate, Table: vswitch.OpenvSwitchTable, Where: s.isRoot(), Row: ovsdb.Row{"bridges": ovsdb.OvsSet{}},
 	})
+	for _, table := range []string{vswitch.QoSTable, vswitch.QueueTable} {
+		for _, row := range s.Rows(t, table) {
+			s.Transact(t, ovsdb.Operation{
+				Op: ovsdb.OperationDelete, Table: table, Where: []ovsdb.Condition{ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, row["_uuid"])},
+			})
+		}
+	}
 	s.Settle(t)
 }
 

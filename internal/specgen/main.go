@@ -260,8 +260,9 @@ const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 // initialisms are written in capitals.
 var initialisms = []string{
-	"bfb", "bmc", "cpu", "dhcp", "dns", "dpu", "gpu", "guid", "ib", "id", "iommu", "ip", "ipxe", "ipv4", "ipv6", "lid", "mac", "mtu", "nic", "numa", "nvos", "os", "ovs", "pci", "pf", "rstp",
-	"sku", "spx", "sriov", "ssh", "stp", "tpm", "uri", "url", "vf", "vlan", "vni", "vpc",
+	"bfb", "bfd", "bmc", "cpu", "dhcp", "dns", "dpu", "dscp", "gpu", "guid", "ib", "id", "iommu", "ip", "ipv4", "ipv6",
+	"ipxe", "lacp", "lid", "lldp", "mac", "mtu", "nic", "numa", "nvos", "os", "ovs", "pci", "pf", "rstp", "sku", "spx",
+	"sriov", "ssh", "stp", "tpm", "uri", "url", "vf", "vlan", "vni", "vpc",
 }
 
 // camel turns a_field into AField.
@@ -276,6 +277,8 @@ func camel(name string) string {
 			out.WriteString(strings.ToUpper(singular) + "s")
 		case word == "nvlink":
 			out.WriteString("NVLink")
+		case word == "qos":
+			out.WriteString("QoS")
 		default:
 			out.WriteString(strings.ToUpper(word[:1]) + word[1:])
 		}

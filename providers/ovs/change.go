@@ -111,6 +111,16 @@ func (c *change) update(table, uuid string, m model.Model, columns ...string) {
 	})
 }
 
+// insertAs adds a row with a UUID.
+func (c *change) insertAs(table, uuid string, m model.Model, columns ...string) {
+	c.ops = append(c.ops, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: table, UUID: uuid, Row: c.row(m, columns)})
+}
+
+// delete deletes a row of a table whose rows stay without references.
+func (c *change) delete(table, uuid string) {
+	c.ops = append(c.ops, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: table, Where: []ovsdb.Condition{uuidIs(uuid)}})
+}
+
 // refer adds a reference to a column or removes it. A row that is no longer referred to is deleted.
 func (c *change) refer(table, uuid, column string, how ovsdb.Mutator, to string) {
 	c.mutate(table, uuid, column, how, ovsdb.OvsSet{GoSet: []any{ovsdb.UUID{GoUUID: to}}})

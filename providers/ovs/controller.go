@@ -24,10 +24,6 @@ var controllerSettings = []string{
 // are set.
 var controllerExtras = []string{"local_gateway", "local_ip", "local_netmask"}
 
-// nameKey is the key of external_ids that holds the name of a controller: the table has no column for one. The name in the
-// mark cannot take its place, because an update may take the mark away.
-const nameKey = "converge.dev/name"
-
 // controllers is the kind ovs.controller.
 type controllers struct{}
 
@@ -49,27 +45,25 @@ func (controllers) traits(common providers.Traits) providers.Traits {
 
 func (controllers) list(v *view) ([]observed, error) {
 	var seen []observed
+	ids := ids[vswitch.Controller](v)
 	for o := range all[vswitch.Controller](v) {
 		bridges := v.controlled(o)
 		if len(bridges) == 0 {
 			return nil, fmt.Errorf("controller %s does not belong to any bridge in the database", o.UUID)
 		}
 		b := bridges[0]
-		ids, mark := unmarked(o.ExternalIDs)
-		delete(ids, nameKey)
+		rest, name, mark := shown(o)
 		s := spec.Controller{
 			Bridge: b.Name, ConnectionMode: o.ConnectionMode, ControllerBurstLimit: wide(o.ControllerBurstLimit),
 			ControllerQueueSize: wide(o.ControllerQueueSize), ControllerRateLimit: wide(o.ControllerRateLimit),
-			EnableAsyncMessages: o.EnableAsyncMessages, ExternalIDs: ids, InactivityProbe: wide(o.InactivityProbe),
+			EnableAsyncMessages: o.EnableAsyncMessages, ExternalIDs: rest, InactivityProbe: wide(o.InactivityProbe),
 			MaxBackoff: wide(o.MaxBackoff), OtherConfig: filled(o.OtherConfig), Target: o.Target, Type: o.Type,
 		}
 		status := spec.ControllerStatus{IsConnected: &o.IsConnected}
 		if o.IsConnected {
 			status.Role = o.Role
 		}
-		th := providers.Thing{
-			ID: v.controllerID(o), Name: cmp.Or(o.ExternalIDs[nameKey], o.UUID), Mark: mark, Spec: s.Object(), Status: status.Object(),
-		}
+		th := providers.Thing{ID: ids[o.UUID], Name: name, Mark: mark, Spec: s.Object(), Status: status.Object()}
 		th.Phase, th.Detail = v.phaseOfController(o, bridges)
 		seen = append(seen, observed{Thing: th, rows: []string{b.UUID, o.UUID}})
 	}
@@ -93,14 +87,13 @@ func (v *view) phaseOfController(o *vswitch.Controller, bridges []*vswitch.Bridg
 }
 
 func (controllers) create(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
-	if find(v, func(o *vswitch.Controller) bool { return o.ExternalIDs[nameKey] == name || o.UUID == name }) != nil {
-		return refuse(providers.Exists, "the name %s is taken by another controller", name)
+	if err := free[vswitch.Controller](v, name, "controller"); err != nil {
+		return err
 	}
-	o, b, err := wantedController(v, want, mark, &vswitch.Controller{})
+	o, b, err := wantedController(v, want, name, mark, &vswitch.Controller{})
 	if err != nil {
 		return err
 	}
-	o.ExternalIDs[nameKey] = name
 	c.unnamed(name)
 	c.present(b)
 	c.insert(vswitch.ControllerTable, "controller", o, controllerSettings...)
@@ -109,8 +102,8 @@ func (controllers) create(v *view, c *change, name string, want schema.Object, m
 }
 
 func (controllers) update(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
-	have := v.controller(name)
-	o, b, err := wantedController(v, want, mark, have)
+	have := called[vswitch.Controller](v, name)
+	o, b, err := wantedController(v, want, kept(have, name), mark, have)
 	switch {
 	case err != nil:
 		return err
@@ -126,7 +119,7 @@ func (controllers) update(v *view, c *change, name string, want schema.Object, m
 
 // remove refuses whenever something would go that the spec of the controller does not hold, so that a delete can be undone.
 func (controllers) remove(_ context.Context, v *view, c *change, name string) error {
-	o := v.controller(name)
+	o := called[vswitch.Controller](v, name)
 	bridges := v.controlled(o)
 	if len(bridges) > 1 {
 		return refuse(providers.Invalid, "another client has also added controller %s to bridge %s, which would keep it", name, bridges[1].Name)
@@ -140,25 +133,6 @@ func (controllers) remove(_ context.Context, v *view, c *change, name string) er
 		ovsdb.Row{"name": bridges[0].Name})
 	c.refer(vswitch.BridgeTable, bridges[0].UUID, "controller", ovsdb.MutateOperationDelete, o.UUID)
 	return nil
-}
-
-// controller returns the controller with an id.
-func (v *view) controller(id string) *vswitch.Controller {
-	return find(v, func(o *vswitch.Controller) bool { return v.controllerID(o) == id })
-}
-
-// controllerID returns the name of a controller, or its UUID when it has none, or one that does not tell it from others.
-// One with a mark keeps its name whatever those without are called.
-func (v *view) controllerID(o *vswitch.Controller) string {
-	isMarked := func(o *vswitch.Controller) bool { return o.ExternalIDs[providers.MarkKey] != "" }
-	name := o.ExternalIDs[nameKey]
-	namesake := find(v, func(p *vswitch.Controller) bool {
-		return p.UUID != o.UUID && p.ExternalIDs[nameKey] == name && (isMarked(p) || !isMarked(o))
-	})
-	if name == "" || namesake != nil {
-		return o.UUID
-	}
-	return name
 }
 
 // controlled returns the bridges that have a controller, by name. The database lets several have the same.
@@ -190,23 +164,17 @@ func (c *change) unnamed(name string) {
 	}
 }
 
-// wantedController returns the row of a controller as wanted, with the name that it had, and its bridge.
+// wantedController returns the row of a controller as wanted, with its name unless that is empty, and its bridge.
 func wantedController(
-	v *view, want schema.Object, mark providers.Mark, had *vswitch.Controller,
+	v *view, want schema.Object, name string, mark providers.Mark, had *vswitch.Controller,
 ) (*vswitch.Controller, *vswitch.Bridge, error) {
 	var s spec.Controller
 	if err := read(want, &s); err != nil {
 		return nil, nil, err
 	}
-	if _, ok := s.ExternalIDs[nameKey]; ok {
-		return nil, nil, refuse(providers.Invalid, "external_ids cannot contain %s, which is reserved for converge", nameKey)
-	}
-	ids, err := marked(s.ExternalIDs, mark)
+	ids, err := labelled(s.ExternalIDs, name, mark)
 	if err != nil {
 		return nil, nil, err
-	}
-	if name, ok := had.ExternalIDs[nameKey]; ok {
-		ids[nameKey] = name
 	}
 	b := v.bridge(s.Bridge)
 	switch {

@@ -77,30 +77,6 @@ func addController(t *testing.T, s *ovstest.Switch, bridge string, row ovsdb.Row
 	return uuid
 }
 
-// setController writes columns of a controller like another client.
-func setController(t *testing.T, s *ovstest.Switch, uuid string, row ovsdb.Row) {
-	t.Helper()
-	s.Transact(t, ovsdb.Operation{
-		Op: ovsdb.OperationUpdate, Table: vswitch.ControllerTable, Row: row,
-		Where: []ovsdb.Condition{ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, ovsdb.UUID{GoUUID: uuid})},
-	})
-}
-
-// controllerUUID returns the UUID of the one controller with a name.
-func controllerUUID(t *testing.T, s *ovstest.Switch, name string) string {
-	t.Helper()
-	var uuids []string
-	for _, row := range s.Rows(t, vswitch.ControllerTable) {
-		if ids, ok := row["external_ids"].(ovsdb.OvsMap); ok && ids.GoMap["converge.dev/name"] == name {
-			uuids = append(uuids, row["_uuid"].(ovsdb.UUID).GoUUID)
-		}
-	}
-	if len(uuids) != 1 {
-		t.Fatalf("the controllers %q are called %s", uuids, name)
-	}
-	return uuids[0]
-}
-
 // TestForeignControllersSurvive has controllers that others created: without a name, and with names that ours have.
 func TestForeignControllersSurvive(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
@@ -227,7 +203,7 @@ func TestControllerOfTwoBridges(t *testing.T) {
 	on(t, func(t *testing.T, s *ovstest.Switch) {
 		n := newControlled(t, s, ovs.Options{})
 		n.must(n.create("ovs.controller", "c0", aController))
-		uuid := controllerUUID(t, s, "c0")
+		uuid := rowCalled(t, s, vswitch.ControllerTable, "c0")
 		s.Transact(t, controls("br1", ovsdb.MutateOperationInsert, uuid))
 		for range 20 { // the rows of a view have no order
 			if th := n.look("ovs.controller", "c0"); th.Spec["bridge"] != "br0" || !strings.Contains(th.Detail, "bridge br1") {
@@ -286,11 +262,13 @@ func TestControllerChangesInBetween(t *testing.T) {
 		return n.create("ovs.controller", "c1", schema.Object{"bridge": "br1", "target": aTarget})
 	}
 	set := func(row ovsdb.Row) func(t *testing.T, s *ovstest.Switch) {
-		return func(t *testing.T, s *ovstest.Switch) { setController(t, s, controllerUUID(t, s, "c0"), row) }
+		return func(t *testing.T, s *ovstest.Switch) {
+			setRow(t, s, vswitch.ControllerTable, rowCalled(t, s, vswitch.ControllerTable, "c0"), row)
+		}
 	}
 	move := func(bridge string, how ovsdb.Mutator) func(t *testing.T, s *ovstest.Switch) {
 		return func(t *testing.T, s *ovstest.Switch) {
-			s.Transact(t, controls(bridge, how, controllerUUID(t, s, "c0")))
+			s.Transact(t, controls(bridge, how, rowCalled(t, s, vswitch.ControllerTable, "c0")))
 		}
 	}
 	take := func(connected bool) func(t *testing.T, s *ovstest.Switch) {
@@ -360,11 +338,11 @@ func TestRefusedControllers(t *testing.T) {
 			n.fails(n.update("ovs.controller", "c0", schema.Object{"bridge": "br1"}), providers.Invalid, "bridge cannot be changed in place")
 			n.fails(n.update("ovs.controller", "c0", schema.Object{"type": "service"}), providers.Invalid, "type cannot be changed in place")
 		})
-		uuid := controllerUUID(t, s, "c0")
+		uuid := rowCalled(t, s, vswitch.ControllerTable, "c0")
 		for _, column := range []string{"local_gateway", "local_ip", "local_netmask"} {
-			setController(t, s, uuid, ovsdb.Row{column: "192.0.2.5"})
+			setRow(t, s, vswitch.ControllerTable, uuid, ovsdb.Row{column: "192.0.2.5"})
 			n.unchanged(func() { n.fails(n.delete("ovs.controller", "c0"), providers.Invalid, column+" set by another client") })
-			setController(t, s, uuid, ovsdb.Row{column: ovsdb.OvsSet{}})
+			setRow(t, s, vswitch.ControllerTable, uuid, ovsdb.Row{column: ovsdb.OvsSet{}})
 		}
 		n.must(n.delete("ovs.controller", "c0"))
 	})
@@ -392,9 +370,9 @@ func TestControllerConnects(t *testing.T) {
 			want["target"] = "unix:" + filepath.Base(openflow(t, s))
 		}
 		n.must(n.create("ovs.controller", "c0", want))
-		uuid := controllerUUID(t, s, "c0")
+		uuid := rowCalled(t, s, vswitch.ControllerTable, "c0")
 		if !s.Real {
-			setController(t, s, uuid, ovsdb.Row{"role": "slave", "status": ofMap(t, map[string]string{"state": "BACKOFF"})})
+			setRow(t, s, vswitch.ControllerTable, uuid, ovsdb.Row{"role": "slave", "status": ofMap(t, map[string]string{"state": "BACKOFF"})})
 		}
 		before := n.look("ovs.controller", "c0")
 		if s.Real { // where it may be connected already
@@ -404,7 +382,7 @@ func TestControllerConnects(t *testing.T) {
 				t.Errorf("without a connection it has the detail %q and the status (-want +got):\n%s", before.Detail, d)
 			}
 			active := ofMap(t, map[string]string{"state": "ACTIVE"})
-			setController(t, s, uuid, ovsdb.Row{"is_connected": true, "role": "other", "status": active})
+			setRow(t, s, vswitch.ControllerTable, uuid, ovsdb.Row{"is_connected": true, "role": "other", "status": active})
 		}
 		th := n.look("ovs.controller", "c0")
 		if d := cmp.Diff(schema.Object{"is_connected": true, "role": "other"}, th.Status); d != "" || th.Detail != "" {

@@ -64,6 +64,8 @@ var nouns = map[string]noun{
 	"ovs.controller": controllers{},
 	"ovs.mirror":     mirrors{},
 	"ovs.port":       ports{},
+	"ovs.qos":        qoses{},
+	"ovs.queue":      queues{},
 }
 
 // Options say which Open vSwitch is served, and for which site.

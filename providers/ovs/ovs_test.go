@@ -58,9 +58,9 @@ var (
 	}}
 	portCases = []providertest.Case{
 		{
-			Kind: "ovs.port", Name: "tap-web", Needs: []providertest.Made{lawBridge},
+			Kind: "ovs.port", Name: "tap-web", Needs: []providertest.Made{lawBridge, lawQoS},
 			Want: schema.Object{
-				"bridge": lawBridge.Name, "tag": int64(42), "vlan_mode": "native-untagged", "trunks": []any{int64(7), int64(5)},
+				"bridge": lawBridge.Name, "qos": lawQoS.Name, "tag": int64(42), "vlan_mode": "native-untagged", "trunks": []any{int64(7), int64(5)},
 				"interface": map[string]any{"type": "internal", "mac": "02:00:00:00:00:2a", "external_ids": map[string]any{"iface-id": "web"}},
 			},
 			Update: schema.Object{
@@ -99,6 +99,8 @@ func TestLaws(t *testing.T) {
 		controllerCases,
 		mirrorCases,
 		portCases,
+		qosCases,
+		queueCases,
 	)
 	schemas, err := kinds.New()
 	if err != nil {
@@ -127,9 +129,10 @@ func meddle(t *testing.T, s *ovstest.Switch, kind, id string) {
 	table := map[string]string{
 		"ovs.bridge": vswitch.BridgeTable, "ovs.controller": vswitch.ControllerTable,
 		"ovs.mirror": vswitch.MirrorTable, "ovs.port": vswitch.PortTable,
+		"ovs.qos": vswitch.QoSTable, "ovs.queue": vswitch.QueueTable,
 	}[kind]
 	where := ovsdb.NewCondition("name", ovsdb.ConditionEqual, id)
-	if kind == "ovs.controller" {
+	if vswitch.Parsed().Table(table).Column("name") == nil {
 		where = ovsdb.NewCondition("external_ids", ovsdb.ConditionIncludes, ofMap(t, map[string]string{"converge.dev/name": id}))
 	}
 	counted := s.Transact(t, ovsdb.Operation{

@@ -3,6 +3,7 @@ package ovs
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -15,19 +16,23 @@ import (
 
 // portSettings and interfaceSettings are the columns of Port and Interface that are in a spec.
 var (
-	portSettings      = []string{"external_ids", "other_config", "protected", "tag", "trunks", "vlan_mode"}
+	portSettings      = []string{"external_ids", "other_config", "protected", "qos", "tag", "trunks", "vlan_mode"}
 	interfaceSettings = []string{"external_ids", "mac", "mtu_request", "ofport_request", "options", "other_config", "type"}
 )
 
 // portExtras and interfaceExtras are the columns with which others set what is not in a spec; a port is not deleted
 // while they are set.
 var (
-	portExtras      = []string{"cvlans", "fake_bridge", "lacp", "mac", "qos"}
+	portExtras      = []string{"cvlans", "fake_bridge", "lacp", "mac"}
 	interfaceExtras = []string{
 		"bfd", "cfm_mpid", "ingress_policing_burst", "ingress_policing_kpkts_burst", "ingress_policing_kpkts_rate",
 		"ingress_policing_rate", "lldp",
 	}
 )
+
+// qosKey is the key of external_ids of a port that holds the UUID of the QoS that converge has set on it. Another one that has no
+// mark of the site was set by another client.
+const qosKey = "converge.dev/qos"
 
 // ports is the kind ovs.port.
 type ports struct{}
@@ -50,23 +55,34 @@ var selections = reading{
 	columns: []string{"name", "output_port", "select_dst_port", "select_src_port"},
 }
 
-func (ports) reads() []reading { return []reading{bridgeRows, portRows, interfaceRows, selections} }
+func (ports) reads() []reading {
+	return []reading{bridgeRows, portRows, interfaceRows, selections, {table: vswitch.QoSTable, row: &vswitch.QoS{}, columns: []string{"external_ids"}}}
+}
 
 func (ports) traits(common providers.Traits) providers.Traits { return common }
 
 func (ports) list(v *view) ([]observed, error) {
 	var seen []observed
+	qoses := ids[vswitch.QoS](v)
 	for b := range all[vswitch.Bridge](v) {
 		for _, uuid := range b.Ports {
 			p := row[vswitch.Port](v, uuid)
 			if p == nil || p.Name == b.Name {
 				continue // it was not requested, or it is the local port, which is a part of the bridge
 			}
-			ids, mark := unmarked(p.ExternalIDs)
+			rest, mark := unmarked(p.ExternalIDs)
+			delete(rest, qosKey)
 			o, status := spec.Port{
-				Bridge: b.Name, ExternalIDs: ids, OtherConfig: filled(p.OtherConfig), Protected: &p.Protected, Tag: wide(p.Tag),
+				Bridge: b.Name, ExternalIDs: rest, OtherConfig: filled(p.OtherConfig), Protected: &p.Protected, Tag: wide(p.Tag),
 				Trunks: all64(sorted(p.Trunks)), VLANMode: p.VLANMode,
 			}, spec.PortStatus{}
+			if p.QOS != nil {
+				id, ok := qoses[*p.QOS]
+				if !ok { // which no intact database has
+					return nil, fmt.Errorf("port %s refers to QoS %s, which is not in the database", p.Name, *p.QOS)
+				}
+				o.QoS = &id
+			}
 			s := observed{Thing: providers.Thing{ID: p.Name, Name: p.Name, Mark: mark}, rows: []string{b.UUID, p.UUID}}
 			i := v.interfaceOf(p)
 			s.Phase, s.Detail = phaseOf(i)
@@ -90,13 +106,16 @@ func (ports) create(v *view, c *change, name string, want schema.Object, mark pr
 	if err := c.claim(v, name); err != nil {
 		return err
 	}
-	p, i, bridge, err := wantedPort(want, mark, &vswitch.Interface{})
+	p, i, s, err := wantedPort(want, mark, &vswitch.Interface{})
 	if err != nil {
 		return err
 	}
-	b := v.bridge(bridge)
+	b := v.bridge(s.Bridge)
 	if b == nil {
-		return refuse(providers.Absent, "bridge %s does not exist", bridge)
+		return refuse(providers.Absent, "bridge %s does not exist", s.Bridge)
+	}
+	if err := c.shape(v, &vswitch.Port{}, p, s.QoS); err != nil {
+		return err
 	}
 	c.present(b)
 	i.Name, p.Name, p.Interfaces = name, name, []string{"interface"}
@@ -115,12 +134,15 @@ func (ports) update(v *view, c *change, name string, want schema.Object, mark pr
 	if have.ExternalIDs[providers.MarkKey] == "" && (have.ExternalIDs["vm-id"] != "" || iface.ExternalIDs["vm-id"] != "") {
 		return refuse(providers.Denied, "port %s belongs to a virtual machine", name)
 	}
-	p, i, bridge, err := wantedPort(want, mark, iface)
+	p, i, s, err := wantedPort(want, mark, iface)
 	if err != nil {
 		return err
 	}
-	if bridge != v.bridgeOf(have).Name {
+	if s.Bridge != v.bridgeOf(have).Name {
 		return refuse(providers.Invalid, "bridge cannot be changed in place")
+	}
+	if err := c.shape(v, have, p, s.QoS); err != nil {
+		return err
 	}
 	c.unchanged(vswitch.PortTable, have.UUID, have, slices.Concat(portSettings, []string{"interfaces"})...)
 	c.unchanged(vswitch.InterfaceTable, iface.UUID, iface, interfaceSettings...)
@@ -139,6 +161,9 @@ func (ports) remove(_ context.Context, v *view, c *change, name string) error {
 	c.unchanged(vswitch.PortTable, p.UUID, p, slices.Concat(portSettings, portExtras, []string{"interfaces"})...)
 	c.unchanged(vswitch.InterfaceTable, i.UUID, i, slices.Concat(interfaceSettings, interfaceExtras)...)
 	extras := append(c.set(p, &vswitch.Port{}, portExtras), c.set(i, &vswitch.Interface{}, interfaceExtras)...)
+	if !c.shaped(v, p) {
+		extras = append(extras, "qos")
+	}
 	if len(extras) > 0 {
 		return refuse(providers.Invalid, "%s set by another client on port %s would be lost", strings.Join(extras, ", "), name)
 	}
@@ -210,16 +235,53 @@ func (c *change) claim(v *view, name string) error {
 	return nil
 }
 
-// wantedPort returns the desired rows of a port, and the name of its bridge. What cannot change is taken from its
+// shaped reports whether the QoS of a port is none, is ours, or was set by converge.
+func (c *change) shaped(v *view, p *vswitch.Port) bool {
+	if p.QOS == nil || p.ExternalIDs[qosKey] == *p.QOS {
+		return true
+	}
+	q := row[vswitch.QoS](v, *p.QOS)
+	return q != nil && providers.ParseMark(q.ExternalIDs[providers.MarkKey]).Site == c.db.Site
+}
+
+// shape sets the QoS of the desired row of a port by its id. One that another client has set stays.
+func (c *change) shape(v *view, have, p *vswitch.Port, id *string) error {
+	if id != nil && *id != "" {
+		q := called[vswitch.QoS](v, *id)
+		if q == nil {
+			return refuse(providers.Absent, "qos %s does not exist", *id)
+		}
+		p.QOS = &q.UUID
+	}
+	if value(p.QOS) == value(have.QOS) { // which does not show who has set it
+		if ours, ok := have.ExternalIDs[qosKey]; ok {
+			p.ExternalIDs[qosKey] = ours
+		}
+		return nil
+	}
+	if !c.shaped(v, have) {
+		return refuse(providers.Denied, "another client has set QoS %s on port %s: clear it first", *have.QOS, have.Name)
+	}
+	if p.QOS != nil {
+		c.exists(vswitch.QoSTable, *p.QOS, "qos "+*id)
+		p.ExternalIDs[qosKey] = *p.QOS
+	}
+	return nil
+}
+
+// wantedPort returns the desired rows of a port, without its QoS, and the spec that they are made from. What cannot change is taken from its
 // existing interface where the spec does not state it.
-func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface) (*vswitch.Port, *vswitch.Interface, string, error) {
+func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface) (*vswitch.Port, *vswitch.Interface, *spec.Port, error) {
 	var s spec.Port
 	if err := read(want, &s); err != nil {
-		return nil, nil, "", err
+		return nil, nil, nil, err
+	}
+	if _, ok := s.ExternalIDs[qosKey]; ok {
+		return nil, nil, nil, refuse(providers.Invalid, "external_ids cannot contain %s, which is reserved for converge", qosKey)
 	}
 	ids, err := marked(s.ExternalIDs, mark)
 	if err != nil {
-		return nil, nil, "", err
+		return nil, nil, nil, err
 	}
 	p := &vswitch.Port{
 		ExternalIDs: ids, OtherConfig: s.OtherConfig, Protected: value(s.Protected), Tag: narrow(s.Tag), Trunks: ints(s.Trunks), VLANMode: s.VLANMode,
@@ -231,9 +293,9 @@ func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface)
 	}
 	if had.UUID != "" {
 		if f.Type != nil && *f.Type != cmp.Or(had.Type, "system") {
-			return nil, nil, "", refuse(providers.Invalid, "the type of an interface cannot be changed in place")
+			return nil, nil, nil, refuse(providers.Invalid, "the type of an interface cannot be changed in place")
 		}
 		i.Type = had.Type
 	}
-	return p, i, s.Bridge, nil
+	return p, i, &s, nil
 }

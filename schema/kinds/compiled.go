@@ -75,6 +75,8 @@ var checkOVSMap = check{name: "#OVSMap", doc: "Keys and values as stored in OVSD
 
 var checkOVSName = check{name: "#OVSName", doc: "The name of a bridge or port. It is also the name of a network interface, so it has at most 15 characters.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$"}}}
 
+var checkOVSQueueName = check{name: "#OVSQueueName", doc: "The name of a queue or qos: lower-case letters, digits and inner hyphens, at most 63.", types: isString, tests: []test{&pattern{text: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"}}}
+
 var checkOVSVLAN = check{name: "#OVSVLAN", doc: "A VLAN id as stored in OVSDB; 0 means no VLAN.", types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4095)}}}
 
 var checkPCIAddress = check{name: "#PCIAddress", doc: "A PCI address with its domain, in lower case: 0000:3b:00.0.", types: isString, tests: []test{&pattern{text: `^([0-9a-f]{4}|[1-9a-f][0-9a-f]{4}):[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`}}}

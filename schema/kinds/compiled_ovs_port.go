@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindOvsPort, "ovs/port.cue", "2f1fabb35464423e11700159b819780ba616e4a8d1a2d7bda39546834a1bbc86")
+	compiledFiles.add(&kindOvsPort, "ovs/port.cue", "56c7e667e458ec390e609b788cf133c6636b6501e7bcc1545c7abf848837c5e5")
 }
 
 var checkMTU = check{name: "#MTU", doc: "The maximum packet size of an interface, in bytes.", types: isInt, tests: []test{bound{op: ">=", limit: int64(68)}, bound{op: "<=", limit: int64(65535)}}}
@@ -27,6 +27,7 @@ var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A p
 	{Name: "ofport", Type: "int", Doc: "OpenFlow port number in use.", Constraint: "int", Computed: true},
 	{Name: "other_config", Type: "map", Doc: "Settings of the port without a column of their own. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
 	{Name: "protected", Type: "bool", Doc: "Whether the port exchanges no traffic with other protected ports. Prevents loops in a full mesh of tunnels.", Constraint: "bool"},
+	{Name: "qos", Type: "string", Doc: "Name of the quality of service that shapes the outgoing traffic of the port. One that another client has set is never replaced; clear it first.", Constraint: "#OVSQueueName", Ref: "ovs.qos", Disruption: "traffic"},
 	{Name: "tag", Type: "int", Doc: "VLAN of an access port, or native VLAN of a native-tagged or native-untagged port. 0 means traffic with a priority but without a VLAN.", Constraint: "#OVSVLAN"},
 	{Name: "trunks", Type: "list", Doc: "VLANs that a trunk port carries. If empty, all VLANs.", Constraint: "[...#OVSVLAN]", Set: true, Elem: &schema.Field{Type: "int", Doc: "A VLAN id as stored in OVSDB; 0 means no VLAN.", Constraint: "#OVSVLAN"}},
 	{Name: "vlan_mode", Type: "string", Doc: "VLAN mode of the port. If unset, access if tag is set, otherwise trunk.", Constraint: `"access" | "trunk" | "native-tagged" | "native-untagged" | "dot1q-tunnel"`},
@@ -47,6 +48,7 @@ var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A p
 	{name: "ofport", doc: "OpenFlow port number in use.", check: &check{types: isInt}, computed: true},
 	{name: "other_config", doc: "Settings of the port without a column of their own. Keys that are not declared are left unchanged.", check: &checkOVSMap},
 	{name: "protected", doc: "Whether the port exchanges no traffic with other protected ports. Prevents loops in a full mesh of tunnels.", check: &check{types: isBool}},
+	{name: "qos", doc: "Name of the quality of service that shapes the outgoing traffic of the port. One that another client has set is never replaced; clear it first.", check: &checkOVSQueueName},
 	{name: "tag", doc: "VLAN of an access port, or native VLAN of a native-tagged or native-untagged port. 0 means traffic with a priority but without a VLAN.", check: &checkOVSVLAN},
 	&memberTimeouts,
 	{name: "trunks", doc: "VLANs that a trunk port carries. If empty, all VLANs.", check: &check{types: isList, tests: []test{&list{elem: &checkOVSVLAN}}}},

@@ -1,7 +1,10 @@
 package rules
 
 import (
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	"converge.dev/converge/schema"
 )
@@ -11,6 +14,8 @@ const (
 	ovsBridge     = "ovs.bridge"
 	ovsController = "ovs.controller"
 	ovsPort       = "ovs.port"
+	ovsQoS        = "ovs.qos"
+	ovsQueue      = "ovs.queue"
 )
 
 // ovsRules report what the database would accept and the switch would then not do.
@@ -20,6 +25,7 @@ var ovsRules = []Rule{
 	{"CV1163", "ovs-interface", "Interface does not match its type", "An interface must have the options that its type needs", checks{each{named(ovsPort), checkPortInterfaces}, patches}},
 	{"CV1164", "ovs-spanning-tree", "Two spanning tree protocols", "A bridge may run only one spanning tree protocol", checks{each{named(ovsBridge), checkSpanningTree}}},
 	{"CV1165", "ovs-controller-target", "Controller is declared twice", "A bridge may have only one controller per target", checks{sharedTargets}},
+	{"CV1166", "ovs-qos", "Quality of service does not match its type", "The settings and queues of a qos must be what its type reads", checks{each{named(ovsQoS), checkQoS}, each{named(ovsQueue), checkQueue}}},
 }
 
 var sharedPortNames = &sharing{
@@ -112,4 +118,66 @@ var sharedTargets = &sharing{
 			p.report(r, path, "The bridge %s already has a controller at %s: %s. Remove one of the two.", textOf(r.Spec, "bridge"), k[0], shared[0].Ref)
 		}
 	},
+}
+
+// qosKeys are the keys of other_config that each type of a qos reads, and queueKeys those that the types read of its queues.
+var (
+	qosKeys = map[string][]string{
+		"linux-htb": {"max-rate"}, "linux-hfsc": {"max-rate"}, "linux-sfq": {"perturb", "quantum"},
+		"linux-codel": {"interval", "limit", "target"}, "linux-fq_codel": {"flows", "interval", "limit", "quantum", "target"},
+		"linux-netem": {"latency", "limit", "loss"}, "linux-noop": nil,
+		"egress-policer": {"cbs", "cir"}, "trtcm-policer": {"cbs", "cir", "ebs", "eir"},
+	}
+	queueKeys = []string{"burst", "cbs", "cir", "ebs", "eir", "max-rate", "min-rate", "priority"}
+)
+
+// qosQueues is how many queues the types have that have any; zero means all that the database can number.
+var qosQueues = map[string]uint64{"linux-htb": 61440, "linux-hfsc": 61440, "trtcm-policer": 0}
+
+func checkQoS(_ *Site, r *Resource, p *reporter) {
+	sort := textOf(r.Spec, "type")
+	checkRates(r, qosKeys[sort], "a qos of type "+strconv.Quote(sort), p)
+	numbers := slices.Sorted(maps.Keys(objectOf(r.Spec["queues"])))
+	most, has := qosQueues[sort]
+	if !has && len(numbers) > 0 {
+		p.report(r, []string{"queues"}, "A qos of type %q has no queues; OVS ignores them. Remove queues, or change type.", sort)
+		return
+	}
+	for _, number := range numbers {
+		switch n, err := strconv.ParseUint(number, 10, 32); {
+		case err != nil:
+			p.report(r, []string{"queues", number}, "A queue has a number of 32 bits.")
+		case most > 0 && n >= most:
+			p.report(r, []string{"queues", number}, "A qos of type %q has queues 0 to %d. Choose another number.", sort, most-1)
+		}
+	}
+}
+
+func checkQueue(_ *Site, r *Resource, p *reporter) {
+	checkRates(r, queueKeys, "a queue", p)
+	rates := objectOf(r.Spec["other_config"])
+	least, err := strconv.ParseUint(textOf(rates, "min-rate"), 10, 64)
+	most, err2 := strconv.ParseUint(textOf(rates, "max-rate"), 10, 64)
+	if err == nil && err2 == nil && least > most {
+		p.report(r, []string{"other_config", "max-rate"}, "The maximum rate is below the minimum rate, %d bit/s, and OVS would raise it. Change one of the two.", least)
+	}
+}
+
+// checkRates checks the keys that OVS reads as numbers: it takes anything else for a number that is not there.
+func checkRates(r *Resource, known []string, of string, p *reporter) {
+	config := objectOf(r.Spec["other_config"])
+	for _, name := range slices.Sorted(maps.Keys(config)) {
+		path := []string{"other_config", name}
+		if !slices.Contains(known, name) {
+			reads := "no settings"
+			if len(known) > 0 {
+				reads = strings.Join(known, ", ")
+			}
+			p.warn(r, path, "OVS does not read this setting of %s. It reads %s.", of, reads)
+			continue
+		}
+		if _, err := strconv.ParseUint(textOf(config, name), 10, 64); err != nil {
+			p.report(r, path, "OVS reads decimal integers here, without a unit, and ignores %q.", textOf(config, name))
+		}
+	}
 }

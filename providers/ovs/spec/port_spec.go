@@ -19,6 +19,8 @@ type Port struct {
 	OtherConfig map[string]string
 	// Whether the port exchanges no traffic with other protected ports. Prevents loops in a full mesh of tunnels.
 	Protected *bool
+	// Name of the quality of service that shapes the outgoing traffic of the port. One that another client has set is never replaced; clear it first.
+	QoS *string
 	// VLAN of an access port, or native VLAN of a native-tagged or native-untagged port. 0 means traffic with a priority but without a VLAN.
 	Tag *int64
 	// VLANs that a trunk port carries. If empty, all VLANs.
@@ -35,6 +37,7 @@ func (s *Port) Object() schema.Object {
 	object.PutObject(o, "interface", s.Interface, (*PortInterface).Object)
 	object.PutMap(o, "other_config", s.OtherConfig)
 	object.Put(o, "protected", s.Protected)
+	object.Put(o, "qos", s.QoS)
 	object.Put(o, "tag", s.Tag)
 	object.PutList(o, "trunks", s.Trunks)
 	object.Put(o, "vlan_mode", s.VLANMode)
@@ -49,12 +52,13 @@ func (s *Port) Read(o schema.Object) error {
 }
 
 func (s *Port) read(r *object.Reader, o map[string]any) {
-	r.Only(o, "bridge", "external_ids", "interface", "other_config", "protected", "tag", "trunks", "vlan_mode")
+	r.Only(o, "bridge", "external_ids", "interface", "other_config", "protected", "qos", "tag", "trunks", "vlan_mode")
 	s.Bridge = object.Value[string](r, o, "bridge")
 	s.ExternalIDs = object.Map[string](r, o, "external_ids")
 	s.Interface = object.Struct(r, o, "interface", (*PortInterface).read)
 	s.OtherConfig = object.Map[string](r, o, "other_config")
 	s.Protected = object.Optional[bool](r, o, "protected")
+	s.QoS = object.Optional[string](r, o, "qos")
 	s.Tag = object.Optional[int64](r, o, "tag")
 	s.Trunks = object.List[int64](r, o, "trunks")
 	s.VLANMode = object.Optional[string](r, o, "vlan_mode")
