@@ -222,6 +222,7 @@ func TestTortureHostileSwitch(t *testing.T) {
 		"ovs.controller value external_ids.slice", "ovs.controller value other_config.dscp",
 		"ovs.mirror key external_ids", "ovs.mirror value external_ids.slice",
 		"ovs.port key external_ids", "ovs.port key other_config", "ovs.port value external_ids.slice", "ovs.port value other_config.qos",
+		"ovs.port key interface.bfd", "ovs.port key interface.lldp", "ovs.port value interface.bfd.enable", "ovs.port value interface.lldp.enable",
 		"ovs.port key interface.external_ids", "ovs.port key interface.other_config", "ovs.port key interface.options",
 		"ovs.port value interface.external_ids.iface-id", "ovs.port value interface.other_config.mtu", "ovs.port value interface.options.key",
 		"ovs.qos key external_ids", "ovs.qos key other_config", "ovs.qos value external_ids.slice", "ovs.qos value other_config.max-rate",

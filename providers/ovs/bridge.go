@@ -95,9 +95,8 @@ func (k bridges) remove(ctx context.Context, v *view, c *change, name string) er
 		c.unchanged(vswitch.PortTable, local.UUID, local, settings...)
 		extras = append(extras, c.set(local, &vswitch.Port{}, settings)...)
 		if i := v.interfaceOf(local); i != nil {
-			settings := slices.Concat(interfaceSettings, interfaceExtras)
-			c.unchanged(vswitch.InterfaceTable, i.UUID, i, settings...)
-			extras = append(extras, c.set(i, &vswitch.Interface{Type: "internal"}, settings)...)
+			c.unchanged(vswitch.InterfaceTable, i.UUID, i, interfaceSettings...)
+			extras = append(extras, c.set(i, &vswitch.Interface{Type: "internal"}, interfaceSettings)...)
 		}
 	}
 	if len(extras) > 0 {

@@ -61,7 +61,12 @@ var (
 			Kind: "ovs.port", Name: "tap-web", Needs: []providertest.Made{lawBridge, lawQoS},
 			Want: schema.Object{
 				"bridge": lawBridge.Name, "qos": lawQoS.Name, "tag": int64(42), "vlan_mode": "native-untagged", "trunks": []any{int64(7), int64(5)},
-				"interface": map[string]any{"type": "internal", "mac": "02:00:00:00:00:2a", "external_ids": map[string]any{"iface-id": "web"}},
+				"lacp": "passive", "interface": map[string]any{
+					"type": "internal", "mac": "02:00:00:00:00:2a", "external_ids": map[string]any{"iface-id": "web"},
+					"ingress_policing_rate": int64(10000), "ingress_policing_burst": int64(1000), "ingress_policing_kpkts_rate": int64(5),
+					"ingress_policing_kpkts_burst": int64(2), "bfd": map[string]any{"enable": "true"}, "lldp": map[string]any{"enable": "true"},
+					"cfm_mpid": int64(7),
+				},
 			},
 			Update: schema.Object{
 				"bridge": lawBridge.Name, "tag": int64(43), "protected": true, "external_ids": map[string]any{"owner": "acme"},

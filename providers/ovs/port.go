@@ -16,19 +16,15 @@ import (
 
 // portSettings and interfaceSettings are the columns of Port and Interface that are in a spec.
 var (
-	portSettings      = []string{"external_ids", "other_config", "protected", "qos", "tag", "trunks", "vlan_mode"}
-	interfaceSettings = []string{"external_ids", "mac", "mtu_request", "ofport_request", "options", "other_config", "type"}
-)
-
-// portExtras and interfaceExtras are the columns with which others set what is not in a spec; a port is not deleted
-// while they are set.
-var (
-	portExtras      = []string{"cvlans", "fake_bridge", "lacp", "mac"}
-	interfaceExtras = []string{
-		"bfd", "cfm_mpid", "ingress_policing_burst", "ingress_policing_kpkts_burst", "ingress_policing_kpkts_rate",
-		"ingress_policing_rate", "lldp",
+	portSettings      = []string{"external_ids", "lacp", "other_config", "protected", "qos", "tag", "trunks", "vlan_mode"}
+	interfaceSettings = []string{
+		"bfd", "cfm_mpid", "external_ids", "ingress_policing_burst", "ingress_policing_kpkts_burst", "ingress_policing_kpkts_rate",
+		"ingress_policing_rate", "lldp", "mac", "mtu_request", "ofport_request", "options", "other_config", "type",
 	}
 )
+
+// portExtras are the columns with which others set what is not in a spec; a port is not deleted while they are set.
+var portExtras = []string{"cvlans", "fake_bridge", "mac"}
 
 // qosKey is the key of external_ids of a port that holds the UUID of the QoS that converge has set on it. Another one that has no
 // mark of the site was set by another client.
@@ -45,7 +41,7 @@ var (
 	}
 	interfaceRows = reading{
 		table: vswitch.InterfaceTable, row: &vswitch.Interface{}, named: true,
-		columns: slices.Concat([]string{"name", "error", "ofport"}, interfaceSettings, interfaceExtras),
+		columns: slices.Concat([]string{"name", "error", "ofport"}, interfaceSettings),
 	}
 )
 
@@ -73,7 +69,7 @@ func (ports) list(v *view) ([]observed, error) {
 			rest, mark := unmarked(p.ExternalIDs)
 			delete(rest, qosKey)
 			o, status := spec.Port{
-				Bridge: b.Name, ExternalIDs: rest, OtherConfig: filled(p.OtherConfig), Protected: &p.Protected, Tag: wide(p.Tag),
+				Bridge: b.Name, ExternalIDs: rest, LACP: p.LACP, OtherConfig: filled(p.OtherConfig), Protected: &p.Protected, Tag: wide(p.Tag),
 				Trunks: all64(sorted(p.Trunks)), VLANMode: p.VLANMode,
 			}, spec.PortStatus{}
 			if p.QOS != nil {
@@ -90,7 +86,10 @@ func (ports) list(v *view) ([]observed, error) {
 				s.rows = append(s.rows, i.UUID)
 				kind := cmp.Or(i.Type, "system")
 				o.Interface = &spec.PortInterface{
-					ExternalIDs: filled(i.ExternalIDs), MAC: i.MAC, MTURequest: wide(i.MTURequest), OfportRequest: wide(i.OfportRequest),
+					BFD: filled(i.BFD), CFMMpid: wide(i.CFMMpid), ExternalIDs: filled(i.ExternalIDs),
+					IngressPolicingBurst: wide(&i.IngressPolicingBurst), IngressPolicingKpktsBurst: wide(&i.IngressPolicingKpktsBurst),
+					IngressPolicingKpktsRate: wide(&i.IngressPolicingKpktsRate), IngressPolicingRate: wide(&i.IngressPolicingRate),
+					LLDP: filled(i.LLDP), MAC: i.MAC, MTURequest: wide(i.MTURequest), OfportRequest: wide(i.OfportRequest),
 					Options: filled(i.Options), OtherConfig: filled(i.OtherConfig), Type: &kind,
 				}
 				status.Ofport = wide(i.Ofport)
@@ -159,8 +158,8 @@ func (ports) remove(_ context.Context, v *view, c *change, name string) error {
 		return refuse(providers.Unsupported, "port %s is a bond", name)
 	}
 	c.unchanged(vswitch.PortTable, p.UUID, p, slices.Concat(portSettings, portExtras, []string{"interfaces"})...)
-	c.unchanged(vswitch.InterfaceTable, i.UUID, i, slices.Concat(interfaceSettings, interfaceExtras)...)
-	extras := append(c.set(p, &vswitch.Port{}, portExtras), c.set(i, &vswitch.Interface{}, interfaceExtras)...)
+	c.unchanged(vswitch.InterfaceTable, i.UUID, i, interfaceSettings...)
+	extras := c.set(p, &vswitch.Port{}, portExtras)
 	if !c.shaped(v, p) {
 		extras = append(extras, "qos")
 	}
@@ -284,11 +283,15 @@ func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface)
 		return nil, nil, nil, err
 	}
 	p := &vswitch.Port{
-		ExternalIDs: ids, OtherConfig: s.OtherConfig, Protected: value(s.Protected), Tag: narrow(s.Tag), Trunks: ints(s.Trunks), VLANMode: s.VLANMode,
+		ExternalIDs: ids, LACP: s.LACP, OtherConfig: s.OtherConfig, Protected: value(s.Protected), Tag: narrow(s.Tag), Trunks: ints(s.Trunks),
+		VLANMode: s.VLANMode,
 	}
 	f := cmp.Or(s.Interface, &spec.PortInterface{})
 	i := &vswitch.Interface{
-		ExternalIDs: f.ExternalIDs, MAC: f.MAC, MTURequest: narrow(f.MTURequest), OfportRequest: narrow(f.OfportRequest),
+		BFD: f.BFD, CFMMpid: narrow(f.CFMMpid), ExternalIDs: f.ExternalIDs,
+		IngressPolicingBurst: int(value(f.IngressPolicingBurst)), IngressPolicingKpktsBurst: int(value(f.IngressPolicingKpktsBurst)),
+		IngressPolicingKpktsRate: int(value(f.IngressPolicingKpktsRate)), IngressPolicingRate: int(value(f.IngressPolicingRate)),
+		LLDP: f.LLDP, MAC: f.MAC, MTURequest: narrow(f.MTURequest), OfportRequest: narrow(f.OfportRequest),
 		Options: f.Options, OtherConfig: f.OtherConfig, Type: value(f.Type),
 	}
 	if had.UUID != "" {

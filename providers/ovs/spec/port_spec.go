@@ -15,6 +15,8 @@ type Port struct {
 	ExternalIDs map[string]string
 	// Interface of the port. If unset, the network interface of that name.
 	Interface *PortInterface
+	// Whether the port negotiates with its peer by LACP, and whether it begins. If unset, off. While the peer does not answer, the port is disabled, unless other_config has lacp-fallback-ab. lacp-time and lacp-system-id are also settings of other_config.
+	LACP *string
 	// Settings of the port without a column of their own. Keys that are not declared are left unchanged.
 	OtherConfig map[string]string
 	// Whether the port exchanges no traffic with other protected ports. Prevents loops in a full mesh of tunnels.
@@ -35,6 +37,7 @@ func (s *Port) Object() schema.Object {
 	o["bridge"] = s.Bridge
 	object.PutMap(o, "external_ids", s.ExternalIDs)
 	object.PutObject(o, "interface", s.Interface, (*PortInterface).Object)
+	object.Put(o, "lacp", s.LACP)
 	object.PutMap(o, "other_config", s.OtherConfig)
 	object.Put(o, "protected", s.Protected)
 	object.Put(o, "qos", s.QoS)
@@ -52,10 +55,11 @@ func (s *Port) Read(o schema.Object) error {
 }
 
 func (s *Port) read(r *object.Reader, o map[string]any) {
-	r.Only(o, "bridge", "external_ids", "interface", "other_config", "protected", "qos", "tag", "trunks", "vlan_mode")
+	r.Only(o, "bridge", "external_ids", "interface", "lacp", "other_config", "protected", "qos", "tag", "trunks", "vlan_mode")
 	s.Bridge = object.Value[string](r, o, "bridge")
 	s.ExternalIDs = object.Map[string](r, o, "external_ids")
 	s.Interface = object.Struct(r, o, "interface", (*PortInterface).read)
+	s.LACP = object.Optional[string](r, o, "lacp")
 	s.OtherConfig = object.Map[string](r, o, "other_config")
 	s.Protected = object.Optional[bool](r, o, "protected")
 	s.QoS = object.Optional[string](r, o, "qos")
@@ -79,8 +83,22 @@ func (s *PortStatus) Object() schema.Object {
 
 // A PortInterface is in interface of Port.
 type PortInterface struct {
+	// Bidirectional Forwarding Detection with the peer of a tunnel or link: enable, min_rx and min_tx in milliseconds, and so on. Keys that are not declared are left unchanged.
+	BFD map[string]string
+	// Id of this end in the connectivity fault management of IEEE 802.1ag. If unset, it is disabled.
+	CFMMpid *int64
 	// Metadata for other programs, such as iface-id. Keys that are not declared are left unchanged.
 	ExternalIDs map[string]string
+	// Size of a burst above ingress_policing_rate, in kbit. 0, or unset: 8000.
+	IngressPolicingBurst *int64
+	// Size of a burst above ingress_policing_kpkts_rate, in thousands of packets. 0, or unset: 16.
+	IngressPolicingKpktsBurst *int64
+	// Maximum number of packets that arrive on the interface, in thousands per second. 0, or unset: no limit.
+	IngressPolicingKpktsRate *int64
+	// Maximum rate of the packets that arrive on the interface, in kbit/s; the excess is dropped. 0, or unset: no limit. If the kernel lacks the police action, there is none, and only the log of ovs-vswitchd says so.
+	IngressPolicingRate *int64
+	// Settings of LLDP on the interface: enable, which is "true" or "false". Keys that are not declared are left unchanged.
+	LLDP map[string]string
 	// MAC address of an internal interface. If unset, OVS chooses one.
 	MAC *string
 	// MTU that OVS sets on the interface. If unset, OVS decides.
@@ -98,7 +116,14 @@ type PortInterface struct {
 // Object returns the struct as an object.
 func (s *PortInterface) Object() schema.Object {
 	o := schema.Object{}
+	object.PutMap(o, "bfd", s.BFD)
+	object.Put(o, "cfm_mpid", s.CFMMpid)
 	object.PutMap(o, "external_ids", s.ExternalIDs)
+	object.Put(o, "ingress_policing_burst", s.IngressPolicingBurst)
+	object.Put(o, "ingress_policing_kpkts_burst", s.IngressPolicingKpktsBurst)
+	object.Put(o, "ingress_policing_kpkts_rate", s.IngressPolicingKpktsRate)
+	object.Put(o, "ingress_policing_rate", s.IngressPolicingRate)
+	object.PutMap(o, "lldp", s.LLDP)
 	object.Put(o, "mac", s.MAC)
 	object.Put(o, "mtu_request", s.MTURequest)
 	object.Put(o, "ofport_request", s.OfportRequest)
@@ -116,8 +141,15 @@ func (s *PortInterface) Read(o schema.Object) error {
 }
 
 func (s *PortInterface) read(r *object.Reader, o map[string]any) {
-	r.Only(o, "external_ids", "mac", "mtu_request", "ofport_request", "options", "other_config", "type")
+	r.Only(o, "bfd", "cfm_mpid", "external_ids", "ingress_policing_burst", "ingress_policing_kpkts_burst", "ingress_policing_kpkts_rate", "ingress_policing_rate", "lldp", "mac", "mtu_request", "ofport_request", "options", "other_config", "type")
+	s.BFD = object.Map[string](r, o, "bfd")
+	s.CFMMpid = object.Optional[int64](r, o, "cfm_mpid")
 	s.ExternalIDs = object.Map[string](r, o, "external_ids")
+	s.IngressPolicingBurst = object.Optional[int64](r, o, "ingress_policing_burst")
+	s.IngressPolicingKpktsBurst = object.Optional[int64](r, o, "ingress_policing_kpkts_burst")
+	s.IngressPolicingKpktsRate = object.Optional[int64](r, o, "ingress_policing_kpkts_rate")
+	s.IngressPolicingRate = object.Optional[int64](r, o, "ingress_policing_rate")
+	s.LLDP = object.Map[string](r, o, "lldp")
 	s.MAC = object.Optional[string](r, o, "mac")
 	s.MTURequest = object.Optional[int64](r, o, "mtu_request")
 	s.OfportRequest = object.Optional[int64](r, o, "ofport_request")
