@@ -575,11 +575,12 @@ func TestBondIsReported(t *testing.T) {
 				Mutations: []ovsdb.Mutation{{Column: "ports", Mutator: "insert", Value: refs("bond")}},
 			})
 		s.Settle(t)
-		if th := n.look("ovs.port", "bond0"); th.Spec["interface"] != nil || th.Spec["bridge"] != "br0" {
+		th := n.look("ovs.port", "bond0")
+		if th.Spec["interface"] != nil || th.Spec["bridge"] != "br0" || !slices.Equal(membersOf(th), []string{"one", "two"}) {
 			t.Errorf("a bond is observed as %v", th.Spec)
 		}
 		n.unchanged(func() {
-			n.fails(n.update("ovs.port", "bond0", schema.Object{"tag": int64(7)}), providers.Unsupported, "bond")
+			n.fails(n.delete("ovs.port", "bond0"), providers.Denied, "no ownership mark")
 			n.fails(n.create("ovs.port", "one", aPort), providers.Exists, "interface")
 		})
 	})

@@ -285,7 +285,19 @@ func (d *db) view(ctx context.Context, readings []reading, names []string) (*vie
 	if _, err := ovsdb.CheckOperationResults(results, ops); err != nil {
 		return nil, err
 	}
-	return d.picture(ops, results)
+	v, err := d.picture(ops, results)
+	if err == nil && names != nil && !v.whole() {
+		return d.view(ctx, readings, nil)
+	}
+	return v, err
+}
+
+// whole reports whether the interfaces of all ports of a view are in it. Those of a bond have other names than the port, which
+// only a view of everything shows in one transaction.
+func (v *view) whole() bool {
+	return find(v, func(p *vswitch.Port) bool {
+		return slices.ContainsFunc(p.Interfaces, func(uuid string) bool { return row[vswitch.Interface](v, uuid) == nil })
+	}) == nil
 }
 
 // picture builds a view from the answers to selects.

@@ -117,7 +117,7 @@ var errDone = errors.New("nothing to do")
 // apply reads, lets plan assemble a change, and carries it out. With made, the thing has to exist afterwards.
 func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *change) error, made bool) error {
 	name := c.ID
-	v, err := k.view(ctx, k.noun.reads(), []string{name})
+	v, err := k.view(ctx, k.noun.reads(), append(members(c.Want), name))
 	if err != nil {
 		return &fault{providers.Transient, err}
 	}

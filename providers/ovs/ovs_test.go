@@ -85,6 +85,24 @@ var (
 			}},
 			Single: true,
 		},
+		{
+			Kind: "ovs.port", Name: "bond-up", Needs: []providertest.Made{lawBridge},
+			Want: schema.Object{
+				"bridge": lawBridge.Name, "bond_mode": "balance-slb", "bond_updelay": int64(200), "bond_downdelay": int64(100),
+				"interfaces": map[string]any{
+					"up-a": map[string]any{"type": "internal"}, "up-b": map[string]any{"type": "internal", "external_ids": map[string]any{"leaf": "1"}},
+				},
+			},
+			Update: schema.Object{
+				"bridge": lawBridge.Name, "lacp": "passive", "other_config": map[string]any{"lacp-time": "fast"}, "interfaces": map[string]any{
+					"up-c": map[string]any{"type": "internal"}, "up-b": map[string]any{"type": "internal", "mtu_request": int64(1400)},
+				},
+			},
+			Invalid: schema.Object{"bridge": lawBridge.Name, "interfaces": map[string]any{
+				"up-a": map[string]any{"type": "internal", "ofport_request": int64(0)}, "up-b": map[string]any{"type": "internal"},
+			}},
+			Other: func(i int) providertest.Made { return lawPort("tap-" + string(rune('a'+i%26))) },
+		},
 	}
 )
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -16,7 +17,9 @@ import (
 
 // portSettings and interfaceSettings are the columns of Port and Interface that are in a spec.
 var (
-	portSettings      = []string{"external_ids", "lacp", "other_config", "protected", "qos", "tag", "trunks", "vlan_mode"}
+	portSettings = []string{
+		"bond_downdelay", "bond_mode", "bond_updelay", "external_ids", "lacp", "other_config", "protected", "qos", "tag", "trunks", "vlan_mode",
+	}
 	interfaceSettings = []string{
 		"bfd", "cfm_mpid", "external_ids", "ingress_policing_burst", "ingress_policing_kpkts_burst", "ingress_policing_kpkts_rate",
 		"ingress_policing_rate", "lldp", "mac", "mtu_request", "ofport_request", "options", "other_config", "type",
@@ -24,7 +27,7 @@ var (
 )
 
 // portExtras are the columns with which others set what is not in a spec; a port is not deleted while they are set.
-var portExtras = []string{"cvlans", "fake_bridge", "mac"}
+var portExtras = []string{"bond_fake_iface", "cvlans", "fake_bridge", "mac"}
 
 // qosKey is the key of external_ids of a port that holds the UUID of the QoS that converge has set on it. Another one that has no
 // mark of the site was set by another client.
@@ -33,7 +36,7 @@ const qosKey = "converge.dev/qos"
 // ports is the kind ovs.port.
 type ports struct{}
 
-// portRows and interfaceRows read the requested ports and their interfaces, which have the same names.
+// portRows and interfaceRows read the requested ports and the interfaces that have their names.
 var (
 	portRows = reading{
 		table: vswitch.PortTable, row: &vswitch.Port{}, named: true,
@@ -69,7 +72,7 @@ func (ports) list(v *view) ([]observed, error) {
 			rest, mark := unmarked(p.ExternalIDs)
 			delete(rest, qosKey)
 			o, status := spec.Port{
-				Bridge: b.Name, ExternalIDs: rest, LACP: p.LACP, OtherConfig: filled(p.OtherConfig), Protected: &p.Protected, Tag: wide(p.Tag),
+				BondDowndelay: wide(&p.BondDowndelay), BondMode: p.BondMode, BondUpdelay: wide(&p.BondUpdelay), Bridge: b.Name, ExternalIDs: rest, LACP: p.LACP, OtherConfig: filled(p.OtherConfig), Protected: &p.Protected, Tag: wide(p.Tag),
 				Trunks: all64(sorted(p.Trunks)), VLANMode: p.VLANMode,
 			}, spec.PortStatus{}
 			if p.QOS != nil {
@@ -80,19 +83,22 @@ func (ports) list(v *view) ([]observed, error) {
 				o.QoS = &id
 			}
 			s := observed{Thing: providers.Thing{ID: p.Name, Name: p.Name, Mark: mark}, rows: []string{b.UUID, p.UUID}}
-			i := v.interfaceOf(p)
-			s.Phase, s.Detail = phaseOf(i)
-			if i != nil {
+			if i := v.interfaceOf(p); i != nil {
+				o.Interface, status.Ofport = shownInterface(i), wide(i.Ofport)
+				s.Phase, s.Detail = phaseOf(i)
 				s.rows = append(s.rows, i.UUID)
-				kind := cmp.Or(i.Type, "system")
-				o.Interface = &spec.PortInterface{
-					BFD: filled(i.BFD), CFMMpid: wide(i.CFMMpid), ExternalIDs: filled(i.ExternalIDs),
-					IngressPolicingBurst: wide(&i.IngressPolicingBurst), IngressPolicingKpktsBurst: wide(&i.IngressPolicingKpktsBurst),
-					IngressPolicingKpktsRate: wide(&i.IngressPolicingKpktsRate), IngressPolicingRate: wide(&i.IngressPolicingRate),
-					LLDP: filled(i.LLDP), MAC: i.MAC, MTURequest: wide(i.MTURequest), OfportRequest: wide(i.OfportRequest),
-					Options: filled(i.Options), OtherConfig: filled(i.OtherConfig), Type: &kind,
+			} else {
+				o.Interfaces = map[string]spec.Interface{}
+				s.Phase = providers.Ready
+				bond := v.interfacesOf(p)
+				for _, name := range slices.Sorted(maps.Keys(bond)) {
+					i := bond[name]
+					o.Interfaces[name] = *shownInterface(i)
+					s.rows = append(s.rows, i.UUID)
+					if phase, why := phaseOf(i); s.Phase == providers.Ready && phase != providers.Ready {
+						s.Phase, s.Detail = phase, "interface "+name+": "+why
+					}
 				}
-				status.Ofport = wide(i.Ofport)
 			}
 			s.Spec, s.Status = o.Object(), status.Object()
 			seen = append(seen, s)
@@ -105,7 +111,7 @@ func (ports) create(v *view, c *change, name string, want schema.Object, mark pr
 	if err := c.claim(v, name); err != nil {
 		return err
 	}
-	p, i, s, err := wantedPort(want, mark, &vswitch.Interface{})
+	p, interfaces, s, err := wantedPort(name, want, mark, nil)
 	if err != nil {
 		return err
 	}
@@ -116,9 +122,12 @@ func (ports) create(v *view, c *change, name string, want schema.Object, mark pr
 	if err := c.shape(v, &vswitch.Port{}, p, s.QoS); err != nil {
 		return err
 	}
+	if p.Interfaces, err = c.connect(v, name, interfaces, nil); err != nil {
+		return err
+	}
 	c.present(b)
-	i.Name, p.Name, p.Interfaces = name, name, []string{"interface"}
-	c.insert(vswitch.InterfaceTable, "interface", i, slices.Concat(interfaceSettings, []string{"name"})...)
+	p.Name = name
+	c.join(interfaces, nil)
 	c.insert(vswitch.PortTable, "port", p, slices.Concat(portSettings, []string{"name", "interfaces"})...)
 	c.refer(vswitch.BridgeTable, b.UUID, "ports", ovsdb.MutateOperationInsert, "port")
 	return nil
@@ -126,14 +135,11 @@ func (ports) create(v *view, c *change, name string, want schema.Object, mark pr
 
 func (ports) update(v *view, c *change, name string, want schema.Object, mark providers.Mark) error {
 	have := v.port(name)
-	iface := v.interfaceOf(have)
-	if iface == nil {
-		return refuse(providers.Unsupported, "port %s is a bond", name)
-	}
-	if have.ExternalIDs[providers.MarkKey] == "" && (have.ExternalIDs["vm-id"] != "" || iface.ExternalIDs["vm-id"] != "") {
+	had := v.interfacesOf(have)
+	if have.ExternalIDs[providers.MarkKey] == "" && ofMachine(have, had) {
 		return refuse(providers.Denied, "port %s belongs to a virtual machine", name)
 	}
-	p, i, s, err := wantedPort(want, mark, iface)
+	p, interfaces, s, err := wantedPort(name, want, mark, had)
 	if err != nil {
 		return err
 	}
@@ -143,22 +149,66 @@ func (ports) update(v *view, c *change, name string, want schema.Object, mark pr
 	if err := c.shape(v, have, p, s.QoS); err != nil {
 		return err
 	}
+	if p.Interfaces, err = c.connect(v, name, interfaces, had); err != nil {
+		return err
+	}
 	c.unchanged(vswitch.PortTable, have.UUID, have, slices.Concat(portSettings, []string{"interfaces"})...)
-	c.unchanged(vswitch.InterfaceTable, iface.UUID, iface, interfaceSettings...)
-	c.update(vswitch.PortTable, have.UUID, p, portSettings...)
-	c.update(vswitch.InterfaceTable, iface.UUID, i, interfaceSettings...)
+	for _, i := range had {
+		c.unchanged(vswitch.InterfaceTable, i.UUID, i, interfaceSettings...)
+	}
+	c.join(interfaces, had)
+	c.update(vswitch.PortTable, have.UUID, p, slices.Concat(portSettings, []string{"interfaces"})...)
 	return nil
+}
+
+// connect returns the references of a port to its interfaces, and guards that the names of new ones are free.
+func (c *change) connect(v *view, port string, interfaces, had map[string]*vswitch.Interface) (refs []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(interfaces)) {
+		if i := had[name]; i != nil {
+			refs = append(refs, i.UUID)
+			continue
+		}
+		if name != port { // whose name is claimed with the port
+			if err := c.claim(v, name); err != nil {
+				return nil, err
+			}
+		}
+		refs = append(refs, interfaces[name].UUID)
+	}
+	return refs, nil
+}
+
+// join writes the interfaces of a port. Those that it no longer refers to are deleted by the database.
+func (c *change) join(interfaces, had map[string]*vswitch.Interface) {
+	for _, name := range slices.Sorted(maps.Keys(interfaces)) {
+		if i := had[name]; i != nil {
+			c.update(vswitch.InterfaceTable, i.UUID, interfaces[name], interfaceSettings...)
+		} else {
+			c.insert(vswitch.InterfaceTable, interfaces[name].UUID, interfaces[name], slices.Concat(interfaceSettings, []string{"name"})...)
+		}
+	}
+}
+
+// ofMachine reports whether libvirt added a port for a virtual machine.
+func ofMachine(p *vswitch.Port, interfaces map[string]*vswitch.Interface) bool {
+	if p.ExternalIDs["vm-id"] != "" {
+		return true
+	}
+	for _, i := range interfaces {
+		if i.ExternalIDs["vm-id"] != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // remove refuses to delete anything that is not in the spec of the port, so that a delete can be undone.
 func (ports) remove(_ context.Context, v *view, c *change, name string) error {
 	p := v.port(name)
-	i := v.interfaceOf(p)
-	if i == nil {
-		return refuse(providers.Unsupported, "port %s is a bond", name)
-	}
 	c.unchanged(vswitch.PortTable, p.UUID, p, slices.Concat(portSettings, portExtras, []string{"interfaces"})...)
-	c.unchanged(vswitch.InterfaceTable, i.UUID, i, interfaceSettings...)
+	for _, i := range v.interfacesOf(p) {
+		c.unchanged(vswitch.InterfaceTable, i.UUID, i, interfaceSettings...)
+	}
 	extras := c.set(p, &vswitch.Port{}, portExtras)
 	if !c.shaped(v, p) {
 		extras = append(extras, "qos")
@@ -199,6 +249,17 @@ func (v *view) interfaceOf(p *vswitch.Port) *vswitch.Interface {
 		return nil
 	}
 	return i
+}
+
+// interfacesOf returns the interfaces of a port by their names.
+func (v *view) interfacesOf(p *vswitch.Port) map[string]*vswitch.Interface {
+	interfaces := map[string]*vswitch.Interface{}
+	for _, uuid := range p.Interfaces {
+		if i := row[vswitch.Interface](v, uuid); i != nil {
+			interfaces[i.Name] = i
+		}
+	}
+	return interfaces
 }
 
 // phaseOf returns how far ovs-vswitchd is with an interface; without one the phase is ready.
@@ -268,9 +329,29 @@ func (c *change) shape(v *view, have, p *vswitch.Port, id *string) error {
 	return nil
 }
 
-// wantedPort returns the desired rows of a port, without its QoS, and the spec that they are made from. What cannot change is taken from its
-// existing interface where the spec does not state it.
-func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface) (*vswitch.Port, *vswitch.Interface, *spec.Port, error) {
+// members returns the names of the interfaces of a bond in the spec of a port; nil for other ports and kinds.
+func members(want schema.Object) []string {
+	bond, _ := want["interfaces"].(map[string]any)
+	return slices.Sorted(maps.Keys(bond))
+}
+
+// shownInterface returns the spec of an interface.
+func shownInterface(i *vswitch.Interface) *spec.Interface {
+	kind := cmp.Or(i.Type, "system")
+	return &spec.Interface{
+		BFD: filled(i.BFD), CFMMpid: wide(i.CFMMpid), ExternalIDs: filled(i.ExternalIDs),
+		IngressPolicingBurst: wide(&i.IngressPolicingBurst), IngressPolicingKpktsBurst: wide(&i.IngressPolicingKpktsBurst),
+		IngressPolicingKpktsRate: wide(&i.IngressPolicingKpktsRate), IngressPolicingRate: wide(&i.IngressPolicingRate),
+		LLDP: filled(i.LLDP), MAC: i.MAC, MTURequest: wide(i.MTURequest), OfportRequest: wide(i.OfportRequest),
+		Options: filled(i.Options), OtherConfig: filled(i.OtherConfig), Type: &kind,
+	}
+}
+
+// wantedPort returns the desired rows of a port, without its QoS, and the spec that they are made from. What cannot change is
+// taken from the interfaces that it had where the spec does not state it. The UUIDs of new interfaces are names within the transaction.
+func wantedPort(
+	name string, want schema.Object, mark providers.Mark, had map[string]*vswitch.Interface,
+) (*vswitch.Port, map[string]*vswitch.Interface, *spec.Port, error) {
 	var s spec.Port
 	if err := read(want, &s); err != nil {
 		return nil, nil, nil, err
@@ -283,22 +364,37 @@ func wantedPort(want schema.Object, mark providers.Mark, had *vswitch.Interface)
 		return nil, nil, nil, err
 	}
 	p := &vswitch.Port{
-		ExternalIDs: ids, LACP: s.LACP, OtherConfig: s.OtherConfig, Protected: value(s.Protected), Tag: narrow(s.Tag), Trunks: ints(s.Trunks),
-		VLANMode: s.VLANMode,
+		BondDowndelay: int(value(s.BondDowndelay)), BondMode: s.BondMode, BondUpdelay: int(value(s.BondUpdelay)), ExternalIDs: ids,
+		LACP: s.LACP, OtherConfig: s.OtherConfig, Protected: value(s.Protected), Tag: narrow(s.Tag), Trunks: ints(s.Trunks), VLANMode: s.VLANMode,
 	}
-	f := cmp.Or(s.Interface, &spec.PortInterface{})
-	i := &vswitch.Interface{
-		BFD: f.BFD, CFMMpid: narrow(f.CFMMpid), ExternalIDs: f.ExternalIDs,
-		IngressPolicingBurst: int(value(f.IngressPolicingBurst)), IngressPolicingKpktsBurst: int(value(f.IngressPolicingKpktsBurst)),
-		IngressPolicingKpktsRate: int(value(f.IngressPolicingKpktsRate)), IngressPolicingRate: int(value(f.IngressPolicingRate)),
-		LLDP: f.LLDP, MAC: f.MAC, MTURequest: narrow(f.MTURequest), OfportRequest: narrow(f.OfportRequest),
-		Options: f.Options, OtherConfig: f.OtherConfig, Type: value(f.Type),
+	bond := s.Interfaces
+	_, alone := bond[name]
+	switch {
+	case len(bond) == 0:
+		bond = map[string]spec.Interface{name: *cmp.Or(s.Interface, &spec.Interface{})}
+	case alone && len(bond) == 1:
+		return nil, nil, nil, refuse(providers.Invalid, "port %s has one interface of its own name: that is interface, not interfaces", name)
+	case s.Interface != nil && (had[name] == nil || len(had) > 1): // otherwise it is what was observed, and gives way to the bond
+		return nil, nil, nil, refuse(providers.Invalid, "port %s cannot have both interface and interfaces", name)
 	}
-	if had.UUID != "" {
-		if f.Type != nil && *f.Type != cmp.Or(had.Type, "system") {
-			return nil, nil, nil, refuse(providers.Invalid, "the type of an interface cannot be changed in place")
+	interfaces := map[string]*vswitch.Interface{}
+	for n, called := range slices.Sorted(maps.Keys(bond)) {
+		f := bond[called]
+		i := &vswitch.Interface{
+			UUID: fmt.Sprintf("interface_%d", n), Name: called,
+			BFD: f.BFD, CFMMpid: narrow(f.CFMMpid), ExternalIDs: f.ExternalIDs,
+			IngressPolicingBurst: int(value(f.IngressPolicingBurst)), IngressPolicingKpktsBurst: int(value(f.IngressPolicingKpktsBurst)),
+			IngressPolicingKpktsRate: int(value(f.IngressPolicingKpktsRate)), IngressPolicingRate: int(value(f.IngressPolicingRate)),
+			LLDP: f.LLDP, MAC: f.MAC, MTURequest: narrow(f.MTURequest), OfportRequest: narrow(f.OfportRequest),
+			Options: f.Options, OtherConfig: f.OtherConfig, Type: value(f.Type),
 		}
-		i.Type = had.Type
+		if was := had[called]; was != nil {
+			if f.Type != nil && *f.Type != cmp.Or(was.Type, "system") {
+				return nil, nil, nil, refuse(providers.Invalid, "the type of an interface cannot be changed in place")
+			}
+			i.Type = was.Type
+		}
+		interfaces[called] = i
 	}
-	return p, i, &s, nil
+	return p, interfaces, &s, nil
 }

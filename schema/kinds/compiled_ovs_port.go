@@ -7,15 +7,35 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindOvsPort, "ovs/port.cue", "0740334cfdcad281fedb42a0e1ce8f06d0d612a35f9a01e7725ee7cf9aeb66af")
+	compiledFiles.add(&kindOvsPort, "ovs/port.cue", "4088f09e2d854247e93d823ddabee374ab7820a1057123e86f8e62750d9b3c6a")
 }
 
 var checkMTU = check{name: "#MTU", doc: "The maximum packet size of an interface, in bytes.", types: isInt, tests: []test{bound{op: ">=", limit: int64(68)}, bound{op: "<=", limit: int64(65535)}}}
 
-var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A port of a bridge and its only interface, which has the same name. Unmanaged ports, such as those of libvirt domains, are reported and left unchanged.", Fields: []schema.Field{
+var checkOVSInterface = check{name: "#OVSInterface", doc: "An interface of a port.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "bfd", doc: "Bidirectional Forwarding Detection with the peer of a tunnel or link: enable, min_rx and min_tx in milliseconds, and so on. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+	{name: "cfm_mpid", doc: "Id of this end in the connectivity fault management of IEEE 802.1ag. If unset, it is disabled.", check: &check{types: isInt}},
+	{name: "external_ids", doc: "Metadata for other programs, such as iface-id. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+	{name: "ingress_policing_burst", doc: "Size of a burst above ingress_policing_rate, in kbit. 0, or unset: 8000.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
+	{name: "ingress_policing_kpkts_burst", doc: "Size of a burst above ingress_policing_kpkts_rate, in thousands of packets. 0, or unset: 16.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
+	{name: "ingress_policing_kpkts_rate", doc: "Maximum number of packets that arrive on the interface, in thousands per second. 0, or unset: no limit.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
+	{name: "ingress_policing_rate", doc: "Maximum rate of the packets that arrive on the interface, in kbit/s; the excess is dropped. 0, or unset: no limit. If the kernel lacks the police action, there is none, and only the log of ovs-vswitchd says so.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
+	{name: "lldp", doc: `Settings of LLDP on the interface: enable, which is "true" or "false". Keys that are not declared are left unchanged.`, check: &checkOVSMap},
+	{name: "mac", doc: "MAC address of an internal interface. If unset, OVS chooses one.", check: &checkMAC},
+	{name: "mtu_request", doc: "MTU that OVS sets on the interface. If unset, OVS decides.", check: &checkMTU},
+	{name: "ofport_request", doc: "OpenFlow port number that OVS assigns to the interface if it is free.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(65279)}}}},
+	{name: "options", doc: "Options that the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+	{name: "other_config", doc: "Settings of the interface without a column of their own. Keys that are not declared are left unchanged.", check: &checkOVSMap},
+	{name: "type", doc: "Type of the interface: an existing network interface (system, the default of OVS), one that OVS creates, a patch to another bridge, or a tunnel. A change recreates the interface, so it replaces the port.", check: &check{types: isString, tests: []test{&enum{values: []any{"system", "internal", "tap", "patch", "vxlan", "geneve", "gre", "ip6gre", "erspan", "ip6erspan", "gtpu", "bareudp", "dpdk", "dpdkvhostuserclient"}}}}},
+}}}}
+
+var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A port of a bridge, with one interface, which has the name of the port, or a bond, with several. Unmanaged ports, such as those of libvirt domains, are reported and left unchanged.", Fields: []schema.Field{
+	{Name: "bond_downdelay", Type: "int", Doc: "Time for which a link of a bond must be down before it is no longer used, in milliseconds. 0, or unset: none.", Constraint: "int & >=0"},
+	{Name: "bond_mode", Type: "string", Doc: "How a bond uses its interfaces: one at a time (active-backup), or all of them, by source MAC address and VLAN (balance-slb) or by the addresses and ports of IP (balance-tcp, which needs LACP). If unset, active-backup.", Constraint: `"active-backup" | "balance-slb" | "balance-tcp"`, Disruption: "traffic"},
+	{Name: "bond_updelay", Type: "int", Doc: "Time for which a link of a bond must be up before it is used, in milliseconds. 0, or unset: none.", Constraint: "int & >=0"},
 	{Name: "bridge", Type: "string", Doc: "Name of the bridge that the port belongs to.", Constraint: "#OVSName", Required: true, Ref: "ovs.bridge", Immutable: true},
 	{Name: "external_ids", Type: "map", Doc: "Metadata for other programs. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
-	{Name: "interface", Type: "struct", Doc: "Interface of the port. If unset, the network interface of that name.", Fields: []schema.Field{
+	{Name: "interface", Type: "struct", Doc: "Interface of the port. If unset, the network interface of that name. A port has interface or interfaces.", Constraint: "#OVSInterface", Fields: []schema.Field{
 		{Name: "bfd", Type: "map", Doc: "Bidirectional Forwarding Detection with the peer of a tunnel or link: enable, min_rx and min_tx in milliseconds, and so on. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
 		{Name: "cfm_mpid", Type: "int", Doc: "Id of this end in the connectivity fault management of IEEE 802.1ag. If unset, it is disabled.", Constraint: "int"},
 		{Name: "external_ids", Type: "map", Doc: "Metadata for other programs, such as iface-id. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
@@ -31,8 +51,24 @@ var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A p
 		{Name: "other_config", Type: "map", Doc: "Settings of the interface without a column of their own. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
 		{Name: "type", Type: "string", Doc: "Type of the interface: an existing network interface (system, the default of OVS), one that OVS creates, a patch to another bridge, or a tunnel. A change recreates the interface, so it replaces the port.", Constraint: `"system" | "internal" | "tap" | "patch" | "vxlan" | "geneve" | "gre" | "ip6gre" | "erspan" | "ip6erspan" | "gtpu" | "bareudp" | "dpdk" | "dpdkvhostuserclient"`, Immutable: true},
 	}},
+	{Name: "interfaces", Type: "map", Doc: "Interfaces of a bond, keyed by their names; at least two. They are added and removed in place. Interfaces that are not declared are left unchanged.", Elem: &schema.Field{Type: "struct", Doc: "An interface of a port.", Constraint: "#OVSInterface", Fields: []schema.Field{
+		{Name: "bfd", Type: "map", Doc: "Bidirectional Forwarding Detection with the peer of a tunnel or link: enable, min_rx and min_tx in milliseconds, and so on. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "cfm_mpid", Type: "int", Doc: "Id of this end in the connectivity fault management of IEEE 802.1ag. If unset, it is disabled.", Constraint: "int"},
+		{Name: "external_ids", Type: "map", Doc: "Metadata for other programs, such as iface-id. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "ingress_policing_burst", Type: "int", Doc: "Size of a burst above ingress_policing_rate, in kbit. 0, or unset: 8000.", Constraint: "int & >=0"},
+		{Name: "ingress_policing_kpkts_burst", Type: "int", Doc: "Size of a burst above ingress_policing_kpkts_rate, in thousands of packets. 0, or unset: 16.", Constraint: "int & >=0"},
+		{Name: "ingress_policing_kpkts_rate", Type: "int", Doc: "Maximum number of packets that arrive on the interface, in thousands per second. 0, or unset: no limit.", Constraint: "int & >=0"},
+		{Name: "ingress_policing_rate", Type: "int", Doc: "Maximum rate of the packets that arrive on the interface, in kbit/s; the excess is dropped. 0, or unset: no limit. If the kernel lacks the police action, there is none, and only the log of ovs-vswitchd says so.", Constraint: "int & >=0"},
+		{Name: "lldp", Type: "map", Doc: `Settings of LLDP on the interface: enable, which is "true" or "false". Keys that are not declared are left unchanged.`, Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "mac", Type: "string", Doc: "MAC address of an internal interface. If unset, OVS chooses one.", Constraint: "#MAC"},
+		{Name: "mtu_request", Type: "int", Doc: "MTU that OVS sets on the interface. If unset, OVS decides.", Constraint: "#MTU"},
+		{Name: "ofport_request", Type: "int", Doc: "OpenFlow port number that OVS assigns to the interface if it is free.", Constraint: "int & >=1 & <=65279"},
+		{Name: "options", Type: "map", Doc: "Options that the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "other_config", Type: "map", Doc: "Settings of the interface without a column of their own. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "type", Type: "string", Doc: "Type of the interface: an existing network interface (system, the default of OVS), one that OVS creates, a patch to another bridge, or a tunnel. A change recreates the interface, so it replaces the port.", Constraint: `"system" | "internal" | "tap" | "patch" | "vxlan" | "geneve" | "gre" | "ip6gre" | "erspan" | "ip6erspan" | "gtpu" | "bareudp" | "dpdk" | "dpdkvhostuserclient"`, Immutable: true},
+	}}},
 	{Name: "lacp", Type: "string", Doc: "Whether the port negotiates with its peer by LACP, and whether it begins. If unset, off. While the peer does not answer, the port is disabled, unless other_config has lacp-fallback-ab. lacp-time and lacp-system-id are also settings of other_config.", Constraint: `"active" | "passive" | "off"`, Disruption: "traffic"},
-	{Name: "ofport", Type: "int", Doc: "OpenFlow port number in use.", Constraint: "int", Computed: true},
+	{Name: "ofport", Type: "int", Doc: "OpenFlow port number in use, unless the port is a bond.", Constraint: "int", Computed: true},
 	{Name: "other_config", Type: "map", Doc: "Settings of the port without a column of their own. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
 	{Name: "protected", Type: "bool", Doc: "Whether the port exchanges no traffic with other protected ports. Prevents loops in a full mesh of tunnels.", Constraint: "bool"},
 	{Name: "qos", Type: "string", Doc: "Name of the quality of service that shapes the outgoing traffic of the port. One that another client has set is never replaced; clear it first.", Constraint: "#OVSQueueName", Ref: "ovs.qos", Disruption: "traffic"},
@@ -40,28 +76,19 @@ var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A p
 	{Name: "trunks", Type: "list", Doc: "VLANs that a trunk port carries. If empty, all VLANs.", Constraint: "[...#OVSVLAN]", Set: true, Elem: &schema.Field{Type: "int", Doc: "A VLAN id as stored in OVSDB; 0 means no VLAN.", Constraint: "#OVSVLAN"}},
 	{Name: "vlan_mode", Type: "string", Doc: "VLAN mode of the port. If unset, access if tag is set, otherwise trunk.", Constraint: `"access" | "trunk" | "native-tagged" | "native-untagged" | "dot1q-tunnel"`},
 }}, name: &checkOVSName, body: &check{types: isObject, tests: []test{&object{members: []*member{
+	{name: "bond_downdelay", doc: "Time for which a link of a bond must be down before it is no longer used, in milliseconds. 0, or unset: none.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
+	{name: "bond_mode", doc: "How a bond uses its interfaces: one at a time (active-backup), or all of them, by source MAC address and VLAN (balance-slb) or by the addresses and ports of IP (balance-tcp, which needs LACP). If unset, active-backup.", check: &check{types: isString, tests: []test{&enum{values: []any{"active-backup", "balance-slb", "balance-tcp"}}}}},
+	{name: "bond_updelay", doc: "Time for which a link of a bond must be up before it is used, in milliseconds. 0, or unset: none.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
 	{name: "bridge", doc: "Name of the bridge that the port belongs to.", check: &checkOVSName, required: true},
 	&memberDependsOn,
 	{name: "external_ids", doc: "Metadata for other programs. Keys that are not declared are left unchanged.", check: &checkOVSMap},
-	{name: "interface", doc: "Interface of the port. If unset, the network interface of that name.", check: &check{types: isObject, tests: []test{&object{members: []*member{
-		{name: "bfd", doc: "Bidirectional Forwarding Detection with the peer of a tunnel or link: enable, min_rx and min_tx in milliseconds, and so on. Keys that are not declared are left unchanged.", check: &checkOVSMap},
-		{name: "cfm_mpid", doc: "Id of this end in the connectivity fault management of IEEE 802.1ag. If unset, it is disabled.", check: &check{types: isInt}},
-		{name: "external_ids", doc: "Metadata for other programs, such as iface-id. Keys that are not declared are left unchanged.", check: &checkOVSMap},
-		{name: "ingress_policing_burst", doc: "Size of a burst above ingress_policing_rate, in kbit. 0, or unset: 8000.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
-		{name: "ingress_policing_kpkts_burst", doc: "Size of a burst above ingress_policing_kpkts_rate, in thousands of packets. 0, or unset: 16.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
-		{name: "ingress_policing_kpkts_rate", doc: "Maximum number of packets that arrive on the interface, in thousands per second. 0, or unset: no limit.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
-		{name: "ingress_policing_rate", doc: "Maximum rate of the packets that arrive on the interface, in kbit/s; the excess is dropped. 0, or unset: no limit. If the kernel lacks the police action, there is none, and only the log of ovs-vswitchd says so.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}}}},
-		{name: "lldp", doc: `Settings of LLDP on the interface: enable, which is "true" or "false". Keys that are not declared are left unchanged.`, check: &checkOVSMap},
-		{name: "mac", doc: "MAC address of an internal interface. If unset, OVS chooses one.", check: &checkMAC},
-		{name: "mtu_request", doc: "MTU that OVS sets on the interface. If unset, OVS decides.", check: &checkMTU},
-		{name: "ofport_request", doc: "OpenFlow port number that OVS assigns to the interface if it is free.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(65279)}}}},
-		{name: "options", doc: "Options that the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared are left unchanged.", check: &checkOVSMap},
-		{name: "other_config", doc: "Settings of the interface without a column of their own. Keys that are not declared are left unchanged.", check: &checkOVSMap},
-		{name: "type", doc: "Type of the interface: an existing network interface (system, the default of OVS), one that OVS creates, a patch to another bridge, or a tunnel. A change recreates the interface, so it replaces the port.", check: &check{types: isString, tests: []test{&enum{values: []any{"system", "internal", "tap", "patch", "vxlan", "geneve", "gre", "ip6gre", "erspan", "ip6erspan", "gtpu", "bareudp", "dpdk", "dpdkvhostuserclient"}}}}},
+	{name: "interface", doc: "Interface of the port. If unset, the network interface of that name. A port has interface or interfaces.", check: &checkOVSInterface},
+	{name: "interfaces", doc: "Interfaces of a bond, keyed by their names; at least two. They are added and removed in place. Interfaces that are not declared are left unchanged.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
+		{key: &checkOVSName, value: &checkOVSInterface},
 	}}}}},
 	{name: "lacp", doc: "Whether the port negotiates with its peer by LACP, and whether it begins. If unset, off. While the peer does not answer, the port is disabled, unless other_config has lacp-fallback-ab. lacp-time and lacp-system-id are also settings of other_config.", check: &check{types: isString, tests: []test{&enum{values: []any{"active", "passive", "off"}}}}},
 	&memberLifecycle,
-	{name: "ofport", doc: "OpenFlow port number in use.", check: &check{types: isInt}, computed: true},
+	{name: "ofport", doc: "OpenFlow port number in use, unless the port is a bond.", check: &check{types: isInt}, computed: true},
 	{name: "other_config", doc: "Settings of the port without a column of their own. Keys that are not declared are left unchanged.", check: &checkOVSMap},
 	{name: "protected", doc: "Whether the port exchanges no traffic with other protected ports. Prevents loops in a full mesh of tunnels.", check: &check{types: isBool}},
 	{name: "qos", doc: "Name of the quality of service that shapes the outgoing traffic of the port. One that another client has set is never replaced; clear it first.", check: &checkOVSQueueName},

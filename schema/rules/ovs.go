@@ -26,6 +26,7 @@ var ovsRules = []Rule{
 	{"CV1164", "ovs-spanning-tree", "Two spanning tree protocols", "A bridge may run only one spanning tree protocol", checks{each{named(ovsBridge), checkSpanningTree}}},
 	{"CV1165", "ovs-controller-target", "Controller is declared twice", "A bridge may have only one controller per target", checks{sharedTargets}},
 	{"CV1166", "ovs-qos", "Quality of service does not match its type", "The settings and queues of a qos must be what its type reads", checks{each{named(ovsQoS), checkQoS}, each{named(ovsQueue), checkQueue}}},
+	{"CV1167", "ovs-bond", "Bond cannot be made", "A bond must have several interfaces, which nothing else has", checks{each{named(ovsPort), checkBond}, sharedMembers}},
 }
 
 var sharedPortNames = &sharing{
@@ -58,9 +59,16 @@ func checkPortVLANs(_ *Site, r *Resource, p *reporter) {
 var tunnels = []string{"vxlan", "geneve", "gre", "ip6gre", "erspan", "ip6erspan", "gtpu", "bareudp"}
 
 func checkPortInterfaces(_ *Site, r *Resource, p *reporter) {
-	i := objectOf(r.Spec["interface"])
+	checkInterface(r, objectOf(r.Spec["interface"]), []string{"interface"}, p)
+	bond := objectOf(r.Spec["interfaces"])
+	for _, name := range slices.Sorted(maps.Keys(bond)) {
+		checkInterface(r, objectOf(bond[name]), []string{"interfaces", name}, p)
+	}
+}
+
+func checkInterface(r *Resource, i map[string]any, at []string, p *reporter) {
 	sort, options := textOf(i, "type"), objectOf(i["options"])
-	path := []string{"interface", "options"}
+	path := append(slices.Clip(at), "options")
 	switch peer := textOf(options, "peer"); {
 	case sort == "patch" && peer == "":
 		p.report(r, path, "A patch needs options: {peer: …}, the name of the port at the other end.")
@@ -70,8 +78,47 @@ func checkPortInterfaces(_ *Site, r *Resource, p *reporter) {
 		p.report(r, path, "A tunnel needs options: {remote_ip: …}, an address or \"flow\".")
 	}
 	if i["mac"] != nil && sort != "internal" {
-		p.report(r, []string{"interface", "mac"}, "Only an interface of type \"internal\" gets its address from OVS; this one is %q.", sort)
+		p.report(r, append(slices.Clip(at), "mac"), "Only an interface of type \"internal\" gets its address from OVS; this one is %q.", sort)
 	}
+}
+
+func checkBond(_ *Site, r *Resource, p *reporter) {
+	bond := objectOf(r.Spec["interfaces"])
+	if len(bond) > 0 {
+		switch {
+		case r.Spec["interface"] != nil:
+			p.report(r, []string{"interface"}, "A port has one interface, or it is a bond. Remove interface or interfaces.")
+		case len(bond) == 1:
+			p.report(r, []string{"interfaces"}, "A bond has at least two interfaces. Add one, or use interface.")
+		}
+		return
+	}
+	for _, name := range []string{"bond_mode", "bond_updelay", "bond_downdelay"} {
+		if r.Spec[name] != nil {
+			p.report(r, []string{name}, "OVS ignores this setting of a port that is not a bond. Remove it, or declare interfaces.")
+		}
+	}
+}
+
+// sharedMembers checks that the interfaces of bonds have names that no other interface has: not those of a bridge, of a port, or of
+// another bond.
+var sharedMembers = &sharing{
+	of: named(ovsBridge, ovsPort), external: true,
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		has(key{r.Ref.Name, r.Ref.Scope})
+		if r.Ref.Kind == ovsPort {
+			for name := range objectOf(r.Spec["interfaces"]) {
+				if name != r.Ref.Name {
+					has(key{name, r.Ref.Scope}, "interfaces", name)
+				}
+			}
+		}
+	},
+	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, _ int, p *reporter) {
+		if i := slices.IndexFunc(shared, func(o *Resource) bool { return o.Ref != r.Ref }); len(path) > 0 && i >= 0 {
+			p.report(r, path, "An interface called %s also belongs to %s. Choose another, or remove it there.", k[0], shared[i].Ref)
+		}
+	},
 }
 
 // patches checks that the two ends of a patch name each other, where both are declared.

@@ -9,12 +9,20 @@ import (
 
 // A Port is the spec of the kind ovs.port.
 type Port struct {
+	// Time for which a link of a bond must be down before it is no longer used, in milliseconds. 0, or unset: none.
+	BondDowndelay *int64
+	// How a bond uses its interfaces: one at a time (active-backup), or all of them, by source MAC address and VLAN (balance-slb) or by the addresses and ports of IP (balance-tcp, which needs LACP). If unset, active-backup.
+	BondMode *string
+	// Time for which a link of a bond must be up before it is used, in milliseconds. 0, or unset: none.
+	BondUpdelay *int64
 	// Name of the bridge that the port belongs to.
 	Bridge string
 	// Metadata for other programs. Keys that are not declared are left unchanged.
 	ExternalIDs map[string]string
-	// Interface of the port. If unset, the network interface of that name.
-	Interface *PortInterface
+	// Interface of the port. If unset, the network interface of that name. A port has interface or interfaces.
+	Interface *Interface
+	// Interfaces of a bond, keyed by their names; at least two. They are added and removed in place. Interfaces that are not declared are left unchanged.
+	Interfaces map[string]Interface
 	// Whether the port negotiates with its peer by LACP, and whether it begins. If unset, off. While the peer does not answer, the port is disabled, unless other_config has lacp-fallback-ab. lacp-time and lacp-system-id are also settings of other_config.
 	LACP *string
 	// Settings of the port without a column of their own. Keys that are not declared are left unchanged.
@@ -34,9 +42,13 @@ type Port struct {
 // Object returns the struct as an object.
 func (s *Port) Object() schema.Object {
 	o := schema.Object{}
+	object.Put(o, "bond_downdelay", s.BondDowndelay)
+	object.Put(o, "bond_mode", s.BondMode)
+	object.Put(o, "bond_updelay", s.BondUpdelay)
 	o["bridge"] = s.Bridge
 	object.PutMap(o, "external_ids", s.ExternalIDs)
-	object.PutObject(o, "interface", s.Interface, (*PortInterface).Object)
+	object.PutObject(o, "interface", s.Interface, (*Interface).Object)
+	object.PutObjectMap(o, "interfaces", s.Interfaces, (*Interface).Object)
 	object.Put(o, "lacp", s.LACP)
 	object.PutMap(o, "other_config", s.OtherConfig)
 	object.Put(o, "protected", s.Protected)
@@ -55,10 +67,14 @@ func (s *Port) Read(o schema.Object) error {
 }
 
 func (s *Port) read(r *object.Reader, o map[string]any) {
-	r.Only(o, "bridge", "external_ids", "interface", "lacp", "other_config", "protected", "qos", "tag", "trunks", "vlan_mode")
+	r.Only(o, "bond_downdelay", "bond_mode", "bond_updelay", "bridge", "external_ids", "interface", "interfaces", "lacp", "other_config", "protected", "qos", "tag", "trunks", "vlan_mode")
+	s.BondDowndelay = object.Optional[int64](r, o, "bond_downdelay")
+	s.BondMode = object.Optional[string](r, o, "bond_mode")
+	s.BondUpdelay = object.Optional[int64](r, o, "bond_updelay")
 	s.Bridge = object.Value[string](r, o, "bridge")
 	s.ExternalIDs = object.Map[string](r, o, "external_ids")
-	s.Interface = object.Struct(r, o, "interface", (*PortInterface).read)
+	s.Interface = object.Struct(r, o, "interface", (*Interface).read)
+	s.Interfaces = object.StructMap(r, o, "interfaces", (*Interface).read)
 	s.LACP = object.Optional[string](r, o, "lacp")
 	s.OtherConfig = object.Map[string](r, o, "other_config")
 	s.Protected = object.Optional[bool](r, o, "protected")
@@ -70,7 +86,7 @@ func (s *Port) read(r *object.Reader, o map[string]any) {
 
 // A PortStatus is what the far side says of a thing of the kind ovs.port.
 type PortStatus struct {
-	// OpenFlow port number in use.
+	// OpenFlow port number in use, unless the port is a bond.
 	Ofport *int64
 }
 
@@ -81,8 +97,8 @@ func (s *PortStatus) Object() schema.Object {
 	return o
 }
 
-// A PortInterface is in interface of Port.
-type PortInterface struct {
+// An Interface is in interface of Port.
+type Interface struct {
 	// Bidirectional Forwarding Detection with the peer of a tunnel or link: enable, min_rx and min_tx in milliseconds, and so on. Keys that are not declared are left unchanged.
 	BFD map[string]string
 	// Id of this end in the connectivity fault management of IEEE 802.1ag. If unset, it is disabled.
@@ -114,7 +130,7 @@ type PortInterface struct {
 }
 
 // Object returns the struct as an object.
-func (s *PortInterface) Object() schema.Object {
+func (s *Interface) Object() schema.Object {
 	o := schema.Object{}
 	object.PutMap(o, "bfd", s.BFD)
 	object.Put(o, "cfm_mpid", s.CFMMpid)
@@ -134,13 +150,13 @@ func (s *PortInterface) Object() schema.Object {
 }
 
 // Read reads the struct from an object. It fails when a field is of another type than the schema says.
-func (s *PortInterface) Read(o schema.Object) error {
+func (s *Interface) Read(o schema.Object) error {
 	var r object.Reader
 	s.read(&r, o)
 	return r.Err()
 }
 
-func (s *PortInterface) read(r *object.Reader, o map[string]any) {
+func (s *Interface) read(r *object.Reader, o map[string]any) {
 	r.Only(o, "bfd", "cfm_mpid", "external_ids", "ingress_policing_burst", "ingress_policing_kpkts_burst", "ingress_policing_kpkts_rate", "ingress_policing_rate", "lldp", "mac", "mtu_request", "ofport_request", "options", "other_config", "type")
 	s.BFD = object.Map[string](r, o, "bfd")
 	s.CFMMpid = object.Optional[int64](r, o, "cfm_mpid")
