@@ -262,7 +262,7 @@ const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 var initialisms = []string{
 	"bfb", "bfd", "bmc", "cfm", "cpu", "dhcp", "dns", "dpu", "dscp", "gpu", "guid", "ib", "id", "iommu", "ip", "ipv4",
 	"ipv6", "ipxe", "lacp", "lid", "lldp", "mac", "mtu", "nic", "numa", "nvos", "os", "ovs", "pci", "pf", "rstp", "sku",
-	"spx", "sriov", "ssh", "stp", "tpm", "uri", "url", "vf", "vlan", "vni", "vpc",
+	"spx", "sriov", "ssh", "stp", "tpm", "uri", "url", "uuid", "vf", "vlan", "vni", "vpc",
 }
 
 // camel turns a_field into AField.

@@ -10,6 +10,7 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/providers/host"
+	"converge.dev/converge/providers/libvirt"
 	"converge.dev/converge/providers/ovs"
 	"converge.dev/converge/providers/pci"
 	"converge.dev/converge/providers/sysfs"
@@ -26,8 +27,9 @@ type Config struct {
 
 // Node says how to reach what runs on a node.
 type Node struct {
-	OVS   ovs.Config   `json:"ovs,omitempty" yaml:"ovs,omitempty"`
-	Sysfs sysfs.Config `json:"sysfs,omitempty" yaml:"sysfs,omitempty"`
+	Libvirt libvirt.Config `json:"libvirt,omitempty" yaml:"libvirt,omitempty"`
+	OVS     ovs.Config     `json:"ovs,omitempty" yaml:"ovs,omitempty"`
+	Sysfs   sysfs.Config   `json:"sysfs,omitempty" yaml:"sysfs,omitempty"`
 }
 
 // sites and nodes list all providers by name, with their parts of the configuration. A new provider is one more line in one of them.
@@ -36,9 +38,10 @@ var (
 		"carbide": func(c Config) connection { return c.Carbide },
 	}
 	nodes = map[string]func(Node) connection{
-		"host": func(n Node) connection { return host.Config{Config: n.Sysfs} },
-		"ovs":  func(n Node) connection { return n.OVS },
-		"pci":  func(n Node) connection { return pci.Config{Config: n.Sysfs} },
+		"host":    func(n Node) connection { return host.Config{Config: n.Sysfs} },
+		"libvirt": func(n Node) connection { return n.Libvirt },
+		"ovs":     func(n Node) connection { return n.OVS },
+		"pci":     func(n Node) connection { return pci.Config{Config: n.Sysfs} },
 	}
 )
 

@@ -65,7 +65,11 @@ var checkLabels = check{name: "#Labels", doc: "Labels: keys of 1 to 255 ASCII ch
 	{key: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,255}$"}}}, value: &check{types: isString, tests: []test{&size{of: "strings.MaxRunes", max: 255}}}},
 }}}}
 
+var checkLibvirtName = check{name: "#LibvirtName", doc: "The name of an object of libvirt, and part of the names of its files.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}$"}}}
+
 var checkMAC = check{name: "#MAC", doc: "A MAC address in lower case with colons.", types: isString, tests: []test{&pattern{text: "^[0-9a-f]{2}(:[0-9a-f]{2}){5}$"}}}
+
+var checkMTU = check{name: "#MTU", doc: "The maximum packet size of an interface, in bytes.", types: isInt, tests: []test{bound{op: ">=", limit: int64(68)}, bound{op: "<=", limit: int64(65535)}}}
 
 var checkNodeName = check{name: "#NodeName", doc: `The name of a node: a label other than "site", which is the scope of the site itself.`, types: isString, tests: []test{&checkLabelName, not{value: "site"}}}
 

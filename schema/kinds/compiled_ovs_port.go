@@ -10,8 +10,6 @@ func init() {
 	compiledFiles.add(&kindOvsPort, "ovs/port.cue", "4088f09e2d854247e93d823ddabee374ab7820a1057123e86f8e62750d9b3c6a")
 }
 
-var checkMTU = check{name: "#MTU", doc: "The maximum packet size of an interface, in bytes.", types: isInt, tests: []test{bound{op: ">=", limit: int64(68)}, bound{op: "<=", limit: int64(65535)}}}
-
 var checkOVSInterface = check{name: "#OVSInterface", doc: "An interface of a port.", types: isObject, tests: []test{&object{members: []*member{
 	{name: "bfd", doc: "Bidirectional Forwarding Detection with the peer of a tunnel or link: enable, min_rx and min_tx in milliseconds, and so on. Keys that are not declared are left unchanged.", check: &checkOVSMap},
 	{name: "cfm_mpid", doc: "Id of this end in the connectivity fault management of IEEE 802.1ag. If unset, it is disabled.", check: &check{types: isInt}},

@@ -1,0 +1,94 @@
+package libvirt
+
+import (
+	"context"
+
+	"converge.dev/converge/providers"
+)
+
+// An object is a sort of thing that libvirt defines, stores, starts and stops by name.
+type object int
+
+// The sorts of objects.
+const (
+	networkObject object = iota
+	poolObject
+)
+
+// A dialer connects. Event is called with the name of each object that is defined, undefined, started or stopped, until the connection is
+// closed.
+type dialer func(uri string, event func(o object, name string)) (conn, error)
+
+// A conn is one connection to libvirt, in the terms of its API: objects by their names, definitions as XML. Its methods may be called
+// at the same time. When libvirt answers with an error, theirs is an *answer, otherwise a *lost. A call whose context has ended is not
+// made; one that has begun goes on until libvirt answers or the connection is lost.
+type conn interface {
+	// read returns the objects with the given names, all when names is nil. Those that do not exist are left out.
+	read(ctx context.Context, o object, names []string) ([]definition, error)
+	define(ctx context.Context, o object, xml string) error
+	undefine(ctx context.Context, o object, name string) error
+	// start starts an object; a pool gets its directory when that does not exist.
+	start(ctx context.Context, o object, name string) error
+	stop(ctx context.Context, o object, name string) error
+	autostart(ctx context.Context, o object, name string, on bool) error
+
+	// volumes returns the definitions of the volumes of a pool with the given names, of all when names is nil. Those that do not exist
+	// are left out.
+	volumes(ctx context.Context, pool string, names []string) ([]string, error)
+	// volumeAt returns the pool and the name of the volume with a path; empty when there is none.
+	volumeAt(ctx context.Context, path string) (pool, name string, err error)
+	createVolume(ctx context.Context, pool, xml string) error
+	resizeVolume(ctx context.Context, pool, name string, bytes uint64) error
+	deleteVolume(ctx context.Context, pool, name string) error
+
+	// domains returns the definitions of all domains; of those that run, as they run.
+	domains(ctx context.Context) ([]definition, error)
+	// resizeDisk resizes a disk of a running domain, and its image.
+	resizeDisk(ctx context.Context, domain, device string, bytes uint64) error
+
+	// updateHost changes the DHCP reservations of a network: as it is stored, as it runs, or both.
+	updateHost(ctx context.Context, network string, how hostUpdate, xml string, stored, running bool) error
+
+	version(ctx context.Context) (string, error)
+	alive() bool
+	lost() <-chan struct{} // closed once the connection is lost, where libvirt tells
+	close()
+}
+
+// A definition is an object as libvirt has it.
+type definition struct {
+	name      string
+	stored    string // XML; of an object that is not stored, because it ends with its run: as it runs
+	running   string // XML; empty while it is stopped
+	transient bool   // it is not stored
+	autostart bool
+}
+
+// A hostUpdate is a way to change DHCP reservations.
+type hostUpdate int
+
+// The ways.
+const (
+	addHost hostUpdate = iota
+	modifyHost
+	deleteHost
+)
+
+// An answer is an error with which libvirt has answered a call.
+type answer struct {
+	class providers.Class // what it says about the call; Unknown where libvirt has no better word
+	code  string
+	err   error
+}
+
+func (a *answer) Error() string { return a.err.Error() }
+func (a *answer) Unwrap() error { return a.err }
+
+// A lost is the error of a call that libvirt has not answered.
+type lost struct {
+	unsent bool // the call was not made
+	err    error
+}
+
+func (l *lost) Error() string { return l.err.Error() }
+func (l *lost) Unwrap() error { return l.err }

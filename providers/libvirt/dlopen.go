@@ -1,0 +1,569 @@
+//go:build cgo && libvirt_dlopen
+
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+
+	virt "libvirt.org/go/libvirt"
+
+	"converge.dev/converge/providers"
+)
+
+// classes says what the error codes of libvirt mean for a call. A code that is not here is Unknown: libvirt uses the most frequent
+// ones, ERR_INTERNAL_ERROR and ERR_OPERATION_FAILED, for anything.
+var classes = map[virt.ErrorNumber]providers.Class{
+	virt.ERR_NO_SUPPORT:            providers.Unsupported,
+	virt.ERR_OPERATION_UNSUPPORTED: providers.Unsupported,
+	virt.ERR_ARGUMENT_UNSUPPORTED:  providers.Unsupported,
+
+	virt.ERR_NO_NETWORK:      providers.Absent,
+	virt.ERR_NO_STORAGE_POOL: providers.Absent,
+	virt.ERR_NO_STORAGE_VOL:  providers.Absent,
+	virt.ERR_NO_DOMAIN:       providers.Absent,
+
+	virt.ERR_NETWORK_EXIST:     providers.Exists,
+	virt.ERR_STORAGE_VOL_EXIST: providers.Exists,
+	virt.ERR_DOM_EXIST:         providers.Exists,
+
+	virt.ERR_INVALID_ARG:        providers.Invalid,
+	virt.ERR_XML_ERROR:          providers.Invalid,
+	virt.ERR_XML_DETAIL:         providers.Invalid,
+	virt.ERR_XML_INVALID_SCHEMA: providers.Invalid,
+	virt.ERR_CONFIG_UNSUPPORTED: providers.Invalid,
+	virt.ERR_OPERATION_INVALID:  providers.Invalid,
+	virt.ERR_INVALID_MAC:        providers.Invalid,
+	virt.ERR_OVERFLOW:           providers.Invalid,
+
+	virt.ERR_AUTH_FAILED:      providers.Denied,
+	virt.ERR_AUTH_CANCELLED:   providers.Denied,
+	virt.ERR_AUTH_UNAVAILABLE: providers.Denied,
+	virt.ERR_ACCESS_DENIED:    providers.Denied,
+	virt.ERR_OPERATION_DENIED: providers.Denied,
+
+	virt.ERR_RESOURCE_BUSY: providers.Busy,
+}
+
+// The client sends a probe every keepInterval seconds, and gives up after keepCount of them without an answer.
+const (
+	keepInterval = 5
+	keepCount    = 3
+)
+
+// events starts what delivers events, answers of a hanging server and ends of connections. The library has one loop for the whole
+// process, which cannot be ended.
+var events = sync.OnceValue(func() error {
+	if err := virt.EventRegisterDefaultImpl(); err != nil {
+		return err
+	}
+	go func() {
+		for {
+			if err := virt.EventRunDefaultImpl(); err != nil {
+				slog.Error("the event loop of libvirt failed", "error", err)
+			}
+		}
+	}()
+	return nil
+})
+
+// library implements conn with the library of libvirt, which is loaded when the first function of it is called.
+type library struct {
+	c     *virt.Connect
+	ended chan struct{}
+
+	// memory says that this is the test driver: it keeps one definition of an object, whether it runs or not, and builds nothing.
+	memory bool
+}
+
+// dial connects.
+func dial(uri string, event func(o object, name string)) (conn, error) {
+	if err := events(); err != nil {
+		return nil, err
+	}
+	c, err := virt.NewConnect(uri)
+	if err != nil {
+		return nil, err
+	}
+	l := &library{c: c, ended: make(chan struct{})}
+	end := sync.OnceFunc(func() { close(l.ended) })
+	driver, err := c.GetType()
+	l.memory = driver == "TEST"
+	err = errors.Join(err, l.notify(event),
+		unless(virt.ERR_NO_SUPPORT, c.SetKeepAlive(keepInterval, keepCount)), // the test driver has no server
+		unless(virt.ERR_NO_SUPPORT, c.RegisterCloseCallback(func(*virt.Connect, virt.ConnectCloseReason) { end() })),
+	)
+	if err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// unless returns an error that is not of a code.
+func unless(code virt.ErrorNumber, err error) error {
+	if errors.Is(err, code) {
+		return nil
+	}
+	return err
+}
+
+func (l *library) close() {
+	_ = l.c.UnregisterCloseCallback()
+	_, _ = l.c.Close() // all that is left of a lost connection is memory
+}
+
+func (l *library) lost() <-chan struct{} { return l.ended }
+
+func (l *library) alive() bool {
+	alive, err := l.c.IsAlive()
+	return err == nil && alive
+}
+
+// begin checks that a call can be made.
+func (l *library) begin(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return &lost{unsent: true, err: context.Cause(ctx)}
+	}
+	if !l.alive() {
+		return &lost{unsent: true, err: errors.New("the connection to libvirt is lost")}
+	}
+	return nil
+}
+
+// result turns an error of a call into one of the interface. The errors of the library's own transport have a domain of their own, which
+// those of the server never have.
+func (l *library) result(err error) error {
+	if err == nil {
+		return nil
+	}
+	var v virt.Error
+	if !errors.As(err, &v) || v.Domain == virt.FROM_RPC || !l.alive() {
+		return &lost{err: err}
+	}
+	class, ok := classes[v.Code]
+	if !ok {
+		class = providers.Unknown
+	}
+	return &answer{class: class, code: codeOf(v.Code), err: messageOf(v)}
+}
+
+func codeOf(n virt.ErrorNumber) string { return strconv.Itoa(int(n)) }
+
+// messageOf returns an error of libvirt without the numbers around it.
+func messageOf(err error) error {
+	var v virt.Error
+	if errors.As(err, &v) {
+		return errors.New(v.Message)
+	}
+	return err
+}
+
+// A handle is a network or a pool.
+type handle interface {
+	Free() error
+	GetName() (string, error)
+	IsActive() (bool, error)
+	IsPersistent() (bool, error)
+	GetAutostart() (bool, error)
+	SetAutostart(on bool) error
+	Destroy() error
+	Undefine() error
+}
+
+func (l *library) lookup(o object, name string) (handle, error) {
+	if o == poolObject {
+		return handleOf(l.c.LookupStoragePoolByName(name))
+	}
+	return handleOf(l.c.LookupNetworkByName(name))
+}
+
+// handleOf keeps a nil pointer from becoming a handle.
+func handleOf[H handle](h H, err error) (handle, error) {
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// with makes calls about one object.
+func (l *library) with(ctx context.Context, o object, name string, call func(h handle) error) error {
+	if err := l.begin(ctx); err != nil {
+		return err
+	}
+	h, err := l.lookup(o, name)
+	if err != nil {
+		err = l.result(err)
+		if cut := (*lost)(nil); errors.As(err, &cut) {
+			cut.unsent = true // the call itself
+		}
+		return err
+	}
+	defer free(h)
+	return l.result(call(h))
+}
+
+// free releases what the library holds of an object.
+func free(h interface{ Free() error }) { _ = h.Free() }
+
+func (l *library) read(ctx context.Context, o object, names []string) ([]definition, error) {
+	if err := l.begin(ctx); err != nil {
+		return nil, err
+	}
+	handles, err := l.handles(o, names)
+	defer func() {
+		for _, h := range handles {
+			free(h)
+		}
+	}()
+	if err != nil {
+		return nil, l.result(err)
+	}
+	var found []definition
+	for _, h := range handles {
+		if err := l.begin(ctx); err != nil {
+			return nil, err
+		}
+		switch d, err := l.definition(h); {
+		case isAbsent(err): // it was deleted meanwhile
+		case err != nil:
+			return nil, l.result(err)
+		default:
+			found = append(found, d)
+		}
+	}
+	return found, nil
+}
+
+// isAbsent reports whether an error says that an object does not exist.
+func isAbsent(err error) bool {
+	return errors.Is(err, virt.ERR_NO_NETWORK) || errors.Is(err, virt.ERR_NO_STORAGE_POOL) ||
+		errors.Is(err, virt.ERR_NO_STORAGE_VOL) || errors.Is(err, virt.ERR_NO_DOMAIN)
+}
+
+// handles finds objects by name; all when names is nil.
+func (l *library) handles(o object, names []string) (found []handle, err error) {
+	if names == nil {
+		if o == poolObject {
+			pools, err := l.c.ListAllStoragePools(0)
+			for i := range pools {
+				found = append(found, &pools[i])
+			}
+			return found, err
+		}
+		networks, err := l.c.ListAllNetworks(0)
+		for i := range networks {
+			found = append(found, &networks[i])
+		}
+		return found, err
+	}
+	for _, name := range names {
+		switch h, err := l.lookup(o, name); {
+		case isAbsent(err):
+		case err != nil:
+			return found, err
+		default:
+			found = append(found, h)
+		}
+	}
+	return found, nil
+}
+
+// definition reads an object.
+func (l *library) definition(h handle) (d definition, err error) {
+	read := func(stored bool) (string, error) {
+		stored = stored && !l.memory
+		switch h := h.(type) {
+		case *virt.StoragePool:
+			if stored {
+				return h.GetXMLDesc(virt.STORAGE_XML_INACTIVE)
+			}
+			return h.GetXMLDesc(0)
+		case *virt.Network:
+			if stored {
+				return h.GetXMLDesc(virt.NETWORK_XML_INACTIVE)
+			}
+			return h.GetXMLDesc(0)
+		}
+		return "", fmt.Errorf("there is no XML of a %T", h)
+	}
+	if d.name, err = h.GetName(); err != nil {
+		return d, err
+	}
+	persistent, err := h.IsPersistent()
+	if err != nil {
+		return d, err
+	}
+	d.transient = !persistent
+	active, err := h.IsActive()
+	if err != nil {
+		return d, err
+	}
+	if active {
+		if d.running, err = read(false); err != nil {
+			return d, err
+		}
+	}
+	if d.stored = d.running; persistent {
+		if d.stored, err = read(true); err != nil {
+			return d, err
+		}
+		d.autostart, err = h.GetAutostart()
+	}
+	return d, err
+}
+
+// define defines an object. ERR_OPERATION_FAILED means that another one has its name, its UUID or its directory.
+func (l *library) define(ctx context.Context, o object, xml string) error {
+	if err := l.begin(ctx); err != nil {
+		return err
+	}
+	var h handle
+	var err error
+	if o == poolObject {
+		h, err = handleOf(l.c.StoragePoolDefineXML(xml, 0))
+	} else {
+		h, err = handleOf(l.c.NetworkDefineXML(xml))
+	}
+	if errors.Is(err, virt.ERR_OPERATION_FAILED) {
+		return &answer{class: providers.Exists, code: codeOf(virt.ERR_OPERATION_FAILED), err: messageOf(err)}
+	}
+	if err != nil {
+		return l.result(err)
+	}
+	free(h)
+	return nil
+}
+
+func (l *library) undefine(ctx context.Context, o object, name string) error {
+	return l.with(ctx, o, name, handle.Undefine)
+}
+
+func (l *library) start(ctx context.Context, o object, name string) error {
+	return l.with(ctx, o, name, func(h handle) error {
+		switch h := h.(type) {
+		case *virt.StoragePool:
+			if l.memory {
+				return h.Create(virt.STORAGE_POOL_CREATE_NORMAL)
+			}
+			return h.Create(virt.STORAGE_POOL_CREATE_WITH_BUILD)
+		case *virt.Network:
+			return h.Create()
+		}
+		return fmt.Errorf("a %T cannot be started", h)
+	})
+}
+
+func (l *library) stop(ctx context.Context, o object, name string) error {
+	return l.with(ctx, o, name, handle.Destroy)
+}
+
+func (l *library) autostart(ctx context.Context, o object, name string, on bool) error {
+	return l.with(ctx, o, name, func(h handle) error { return h.SetAutostart(on) })
+}
+
+// withPool makes calls about one pool.
+func (l *library) withPool(ctx context.Context, name string, call func(p *virt.StoragePool) error) error {
+	return l.with(ctx, poolObject, name, func(h handle) error { return call(h.(*virt.StoragePool)) })
+}
+
+// withVolume makes a call about one volume.
+func (l *library) withVolume(ctx context.Context, pool, name string, call func(v *virt.StorageVol) error) error {
+	return l.withPool(ctx, pool, func(p *virt.StoragePool) error {
+		v, err := p.LookupStorageVolByName(name)
+		if err != nil {
+			return err
+		}
+		defer free(v)
+		return call(v)
+	})
+}
+
+func (l *library) volumes(ctx context.Context, pool string, names []string) ([]string, error) {
+	var found []string
+	err := l.withPool(ctx, pool, func(p *virt.StoragePool) error {
+		vs, err := volumesOf(p, names)
+		defer func() {
+			for _, v := range vs {
+				free(v)
+			}
+		}()
+		if err != nil {
+			return err
+		}
+		for _, v := range vs {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			switch xml, err := v.GetXMLDesc(0); {
+			case isAbsent(err): // also when its file is gone
+			case err != nil:
+				return err
+			default:
+				found = append(found, xml)
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+// volumesOf finds volumes by name; all when names is nil.
+func volumesOf(p *virt.StoragePool, names []string) (found []*virt.StorageVol, err error) {
+	if names == nil {
+		vs, err := p.ListAllStorageVolumes(0)
+		for i := range vs {
+			found = append(found, &vs[i])
+		}
+		return found, err
+	}
+	for _, name := range names {
+		switch v, err := p.LookupStorageVolByName(name); {
+		case isAbsent(err):
+		case err != nil:
+			return found, err
+		default:
+			found = append(found, v)
+		}
+	}
+	return found, nil
+}
+
+func (l *library) volumeAt(ctx context.Context, path string) (pool, name string, err error) {
+	if err := l.begin(ctx); err != nil {
+		return "", "", err
+	}
+	v, err := l.c.LookupStorageVolByPath(path)
+	if err != nil {
+		return "", "", l.result(unless(virt.ERR_NO_STORAGE_VOL, err))
+	}
+	defer free(v)
+	p, err := v.LookupPoolByVolume()
+	if err != nil {
+		return "", "", l.result(err)
+	}
+	defer free(p)
+	if name, err = v.GetName(); err == nil {
+		pool, err = p.GetName()
+	}
+	return pool, name, l.result(err)
+}
+
+func (l *library) createVolume(ctx context.Context, pool, xml string) error {
+	return l.withPool(ctx, pool, func(p *virt.StoragePool) error {
+		v, err := p.StorageVolCreateXML(xml, 0)
+		if err != nil {
+			return err
+		}
+		free(v)
+		return nil
+	})
+}
+
+func (l *library) resizeVolume(ctx context.Context, pool, name string, bytes uint64) error {
+	return l.withVolume(ctx, pool, name, func(v *virt.StorageVol) error { return v.Resize(bytes, 0) })
+}
+
+func (l *library) deleteVolume(ctx context.Context, pool, name string) error {
+	return l.withVolume(ctx, pool, name, func(v *virt.StorageVol) error { return v.Delete(virt.STORAGE_VOL_DELETE_NORMAL) })
+}
+
+func (l *library) domains(ctx context.Context) ([]definition, error) {
+	if err := l.begin(ctx); err != nil {
+		return nil, err
+	}
+	ds, err := l.c.ListAllDomains(0)
+	if err != nil {
+		return nil, l.result(err)
+	}
+	defer func() {
+		for i := range ds {
+			free(&ds[i])
+		}
+	}()
+	var found []definition
+	for i := range ds {
+		if err := l.begin(ctx); err != nil {
+			return nil, err
+		}
+		var d definition
+		d.name, err = ds[i].GetName()
+		active := false
+		if err == nil {
+			active, err = ds[i].IsActive()
+		}
+		if err == nil {
+			d.stored, err = ds[i].GetXMLDesc(virt.DOMAIN_XML_INACTIVE)
+		}
+		if err == nil && active {
+			d.running, err = ds[i].GetXMLDesc(0)
+		}
+		switch {
+		case isAbsent(err):
+		case err != nil:
+			return nil, l.result(err)
+		default:
+			found = append(found, d)
+		}
+	}
+	return found, nil
+}
+
+func (l *library) resizeDisk(ctx context.Context, domain, device string, bytes uint64) error {
+	if err := l.begin(ctx); err != nil {
+		return err
+	}
+	d, err := l.c.LookupDomainByName(domain)
+	if err != nil {
+		return l.result(err)
+	}
+	defer free(d)
+	return l.result(d.BlockResize(device, bytes, virt.DOMAIN_BLOCK_RESIZE_BYTES))
+}
+
+func (l *library) updateHost(ctx context.Context, network string, how hostUpdate, xml string, stored, running bool) error {
+	command := map[hostUpdate]virt.NetworkUpdateCommand{
+		addHost: virt.NETWORK_UPDATE_COMMAND_ADD_LAST, modifyHost: virt.NETWORK_UPDATE_COMMAND_MODIFY, deleteHost: virt.NETWORK_UPDATE_COMMAND_DELETE,
+	}[how]
+	var flags virt.NetworkUpdateFlags
+	if stored {
+		flags |= virt.NETWORK_UPDATE_AFFECT_CONFIG
+	}
+	if running {
+		flags |= virt.NETWORK_UPDATE_AFFECT_LIVE
+	}
+	return l.with(ctx, networkObject, network, func(h handle) error {
+		return h.(*virt.Network).Update(command, virt.NETWORK_SECTION_IP_DHCP_HOST, -1, xml, flags)
+	})
+}
+
+// notify has events told of all objects. The library takes each callback once for a connection.
+func (l *library) notify(event func(o object, name string)) error {
+	tell := func(o object, h interface{ GetName() (string, error) }) {
+		if name, err := h.GetName(); err == nil { // the library knows it without a call
+			event(o, name)
+		}
+	}
+	_, err := l.c.StoragePoolEventLifecycleRegister(nil, func(_ *virt.Connect, p *virt.StoragePool, _ *virt.StoragePoolEventLifecycle) {
+		tell(poolObject, p)
+	})
+	if err != nil {
+		return err
+	}
+	_, err = l.c.NetworkEventLifecycleRegister(nil, func(_ *virt.Connect, n *virt.Network, _ *virt.NetworkEventLifecycle) {
+		tell(networkObject, n)
+	})
+	return err
+}
+
+func (l *library) version(ctx context.Context) (string, error) {
+	if err := l.begin(ctx); err != nil {
+		return "", err
+	}
+	v, err := l.c.GetLibVersion()
+	return fmt.Sprintf("libvirt %d.%d.%d", v/1e6, v/1e3%1e3, v%1e3), l.result(err)
+}

@@ -1,0 +1,142 @@
+// Package libvirt is the provider of libvirt on one node: its storage pools, their volumes, and its virtual networks.
+//
+// Each kind is a noun, in a file of its own: it reads its things from the XML of libvirt and says what a change of one consists of.
+// kind.go implements the four verbs of the contract with that, the same for all. What is needed of libvirt is in conn.go; dlopen.go
+// implements it with libvirt's library, which is loaded when it is used first, and only in programs that are built with the tag
+// libvirt_dlopen. Everything else is plain Go and builds everywhere.
+//
+// # How a change is made
+//
+// Every verb reads first and checks what it saw against the version token of the call. libvirt cannot make a change conditional on what
+// was read, so somebody else's change in between is lost; the traits say so (Blind). Changes of one network by this provider exclude
+// each other. A definition is changed by reading it, replacing what the spec describes, and giving it back: what others set elsewhere
+// in it stays. Where a definition contains something that this program does not know and would drop, the change is refused.
+//
+// A verb that takes several calls undoes what it did when libvirt refuses a later one. Where that is not possible either, the error is
+// Unknown and Over.
+//
+// # Stored and running
+//
+// libvirt stores a definition, and runs a copy of it. A spec is what is stored; its field in_effect says whether what runs is the same.
+// What libvirt fills in by itself, such as the bridge of a network, is reported like any other value, and is no difference as long as
+// the document does not state it.
+//
+// # What is ours
+//
+// Neither pools, volumes nor, before libvirt 9.7, networks have a place for a mark, so ownership is in recorded state alone. The UUIDs
+// of pools and networks are derived from the site and the ref; one that is created again has the same.
+//
+// # When it is unavailable
+//
+// A libvirtd that cannot be reached, or whose connection is lost, makes the provider's Health bad; any answer makes it good again. The
+// next call connects anew.
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// DefaultURI is where libvirtd listens by default.
+const DefaultURI = "qemu+unix:///system?socket=/run/libvirt/libvirt-sock"
+
+const (
+	// DefaultSettle is how long libvirtd has to answer a new connection by default.
+	DefaultSettle = 10 * time.Second
+	// DefaultPoll is how often by default a watch looks for what libvirt does not tell.
+	DefaultPoll = 10 * time.Second
+)
+
+// effectWithin is the longest time after which a call without an answer may still have its effect: a libvirtd that was stopped for a
+// while reads it from its socket when it goes on. By then the client has closed the connection, after 20 seconds without an answer.
+const effectWithin = 30 * time.Second
+
+// maxCalls is one less than the calls of one client that libvirtd takes at the same time by default: with all of them it would not
+// read the probes of the client either.
+const maxCalls = 4
+
+// nouns are the served kinds, one line per kind.
+var nouns = map[string]noun{
+	"libvirt.dhcp_host": dhcpHosts{},
+	"libvirt.network":   networks{},
+	"libvirt.pool":      pools{},
+	"libvirt.volume":    volumes{},
+}
+
+// Options say which libvirt is served, and for which site.
+type Options struct {
+	URI    string        // empty: DefaultURI
+	Node   string        // required: the node's name, which is the scope
+	Site   string        // required: the site's UUID, from which UUIDs of objects are derived
+	Settle time.Duration // longest wait for the answer to a new connection; zero: DefaultSettle
+	Poll   time.Duration // how often a watch looks for what libvirt does not tell; zero: DefaultPoll
+	Logger *slog.Logger  // nil: nothing is logged
+
+	site uuid.UUID
+}
+
+// Open connects to libvirt and serves its kinds. When the connection is lost later, calls in flight fail and the next one connects
+// again.
+func Open(ctx context.Context, o Options) (*providers.Provider, error) { return open(ctx, o, dial) }
+
+func open(ctx context.Context, o Options, dial dialer) (*providers.Provider, error) {
+	if o.URI == "" {
+		o.URI = DefaultURI
+	}
+	if o.Settle == 0 {
+		o.Settle = DefaultSettle
+	}
+	if o.Poll == 0 {
+		o.Poll = DefaultPoll
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Node == "" || o.Site == "" {
+		return nil, errors.New("libvirt: the node and the site are required")
+	}
+	var err error
+	if o.site, err = uuid.Parse(o.Site); err != nil {
+		return nil, fmt.Errorf("libvirt: the id of the site: %w", err)
+	}
+	h := &host{Options: o, dial: dial, permit: new(providers.Permit), closed: make(chan struct{})}
+	l, err := h.connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("libvirt: %w", err)
+	}
+	l.leave()
+	// All kinds have these, because libvirt checks nothing but names.
+	common := providers.Traits{
+		ID: "{name}", Create: providers.Conditional, Update: providers.Blind, Delete: providers.Blind,
+		EffectWithin: effectWithin,
+		UndoCreate:   providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
+	}
+	var kinds []providers.Served
+	for _, name := range slices.Sorted(maps.Keys(nouns)) {
+		n := nouns[name]
+		k := &kind{host: h, name: name, noun: n}
+		served := providers.Served{Name: name, Traits: n.traits(common), Kind: k}
+		if _, _, ok := n.told(); ok {
+			served.Watch = k.watch
+		}
+		kinds = append(kinds, served)
+	}
+	p := providers.New("libvirt", o.Node, h.close, kinds...)
+	p.Permit, p.Health, p.Build, p.Limit = h.permit, h.healthy, h.build, maxCalls
+	return p, nil
+}
+
+// uuidOf returns the UUID of an object that is created without one: the same for every incarnation.
+func (o *Options) uuidOf(ref schema.Ref) string {
+	return uuid.NewSHA1(o.site, []byte(ref.String())).String()
+}

@@ -1,0 +1,303 @@
+package libvirt
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/libvirt/spec"
+	"converge.dev/converge/schema"
+)
+
+// granule is the unit in which libvirt gives the size of a qcow2 volume to qemu-img: it rounds up to it.
+const granule = 1024
+
+// volumes is the kind libvirt.volume.
+type volumes struct{}
+
+// traits: a volume cannot shrink, because a guest may have written to what would go, and what was in a deleted one is lost.
+func (volumes) traits(common providers.Traits) providers.Traits {
+	common.ID = "{pool}/{name}"
+	common.UndoUpdate, common.UndoDelete = providers.NoUndo, providers.NoUndo
+	return common
+}
+
+func (volumes) alone() bool { return false }
+
+func (volumes) told() (o object, ids func(string) []string, ok bool) { return 0, nil, false }
+
+// list reads the pools first. libvirt does not know what is in a pool that is stopped, and what is unknown must not look absent, so then
+// it fails.
+func (volumes) list(ctx context.Context, c conn, ids []string) ([]providers.Thing, error) {
+	wanted := map[string][]string{} // by pool
+	var pools []string              // nil: all
+	for _, id := range ids {
+		pool, name, ok := strings.Cut(id, "/")
+		if !ok {
+			continue
+		}
+		if wanted[pool] == nil {
+			pools = append(pools, pool)
+		}
+		wanted[pool] = append(wanted[pool], name)
+	}
+	if ids != nil && pools == nil {
+		return nil, nil
+	}
+	ds, err := c.read(ctx, poolObject, pools)
+	if err != nil {
+		return nil, err
+	}
+	names := backings{c: c, ids: map[string]string{}}
+	var found []providers.Thing
+	for _, d := range ds {
+		switch p, err := directory(d); {
+		case err != nil:
+			return nil, fmt.Errorf("the definition of pool %s: %w", d.name, err)
+		case p == nil:
+			continue
+		case !*p.Active:
+			return nil, refuse(providers.Invalid, "pool %s is stopped, so its volumes are unknown", d.name)
+		}
+		xmls, err := c.volumes(ctx, d.name, wanted[d.name])
+		if err != nil {
+			return nil, err
+		}
+		for _, xml := range xmls {
+			th, err := names.thing(ctx, d.name, xml)
+			if err != nil {
+				return nil, err
+			}
+			if th != nil {
+				found = append(found, *th)
+			}
+		}
+	}
+	return found, nil
+}
+
+// backings translates volumes, and the paths of their backing volumes to ids.
+type backings struct {
+	c   conn
+	ids map[string]string // by path
+}
+
+// thing returns a volume; nil for what is no image file, such as a directory.
+func (b backings) thing(ctx context.Context, pool, xml string) (*providers.Thing, error) {
+	var v libvirtxml.StorageVolume
+	if err := v.Unmarshal(xml); err != nil {
+		return nil, fmt.Errorf("the definition of a volume of pool %s: %w", pool, err)
+	}
+	if v.Type != "" && v.Type != "file" || v.Capacity == nil {
+		return nil, nil
+	}
+	capacity := v.Capacity.Value
+	if unit := or(&v.Capacity.Unit, ""); unit != "" && unit != "bytes" || capacity > math.MaxInt64 {
+		return nil, fmt.Errorf("volume %s of pool %s has a size of %d %s", v.Name, pool, capacity, unit)
+	}
+	s := spec.Volume{Capacity: int64(capacity), Pool: pool}
+	status := spec.VolumeStatus{}
+	if v.Target != nil {
+		status.Path = optional(v.Target.Path)
+		if v.Target.Format != nil {
+			s.Format = optional(v.Target.Format.Type)
+		}
+	}
+	if v.BackingStore != nil && v.BackingStore.Path != "" {
+		id, err := b.id(ctx, v.BackingStore.Path)
+		if err != nil {
+			return nil, err
+		}
+		s.Backing = &id
+	}
+	return &providers.Thing{ID: pool + "/" + v.Name, Name: v.Name, Spec: s.Object(), Status: status.Object(), Phase: providers.Ready}, nil
+}
+
+// id returns the id of the volume with a path; the path itself when no pool has it.
+func (b backings) id(ctx context.Context, path string) (string, error) {
+	if id, ok := b.ids[path]; ok {
+		return id, nil
+	}
+	pool, name, err := b.c.volumeAt(ctx, path)
+	if err != nil {
+		return "", err
+	}
+	id := path
+	if pool != "" {
+		id = pool + "/" + name
+	}
+	b.ids[path] = id
+	return id, nil
+}
+
+func (volumes) create(ch *change, want schema.Object) error {
+	var s spec.Volume
+	if err := read(want, &s); err != nil {
+		return err
+	}
+	name, ok := strings.CutPrefix(ch.call.ID, s.Pool+"/")
+	format := or(s.Format, "qcow2")
+	switch {
+	case !ok:
+		return refuse(providers.Invalid, "volume %s is not in pool %s", ch.call.ID, s.Pool)
+	case s.Capacity < 0:
+		return refuse(providers.Invalid, "capacity is negative")
+	case format == "qcow2" && s.Capacity%granule != 0:
+		return refuse(providers.Invalid, "the capacity of a qcow2 volume is a multiple of %d bytes, and %d is not", granule, s.Capacity)
+	case format != "qcow2" && s.Backing != nil:
+		return refuse(providers.Invalid, "a %s volume cannot have a backing volume", format)
+	}
+	v := libvirtxml.StorageVolume{
+		Type: "file", Name: name,
+		Allocation: &libvirtxml.StorageVolumeSize{Unit: "bytes"}, // without it, libvirt would fill the whole file before it returns
+		Capacity:   &libvirtxml.StorageVolumeSize{Unit: "bytes", Value: uint64(s.Capacity)},
+		Target:     &libvirtxml.StorageVolumeTarget{Format: &libvirtxml.StorageVolumeTargetFormat{Type: format}},
+	}
+	if s.Backing != nil {
+		backing, err := ch.image(*s.Backing)
+		if err != nil {
+			return err
+		}
+		v.BackingStore = &libvirtxml.StorageVolumeBackingStore{Path: backing.Target.Path, Format: backing.Target.Format}
+	}
+	xml, err := v.Marshal()
+	if err != nil {
+		return refuse(providers.Invalid, "it cannot be written as XML: %w", err)
+	}
+	return ch.do(func() error { return ch.createVolume(ch.ctx, s.Pool, xml) })
+}
+
+// image returns the volume with an id, which must be an image file.
+func (ch *change) image(id string) (*libvirtxml.StorageVolume, error) {
+	pool, name, _ := strings.Cut(id, "/")
+	xmls, err := ch.volumes(ch.ctx, pool, []string{name})
+	if err != nil {
+		return nil, err
+	}
+	if len(xmls) == 0 {
+		return nil, refuse(providers.Absent, "volume %s does not exist", id)
+	}
+	var v libvirtxml.StorageVolume
+	if err := v.Unmarshal(xmls[0]); err != nil {
+		return nil, err
+	}
+	if v.Target == nil || v.Target.Path == "" || v.Target.Format == nil {
+		return nil, refuse(providers.Invalid, "volume %s is not an image file", id)
+	}
+	return &v, nil
+}
+
+// update grows the volume. QEMU has the image of a running domain locked, and is asked to grow it itself, which the guest sees.
+func (volumes) update(ch *change, have providers.Thing, want schema.Object) error {
+	var s, h spec.Volume
+	if err := read(want, &s); err != nil {
+		return err
+	}
+	if err := read(have.Spec, &h); err != nil {
+		return err
+	}
+	format := or(h.Format, "")
+	switch {
+	case s.Pool != h.Pool:
+		return refuse(providers.Invalid, "pool cannot be changed in place")
+	case s.Format != nil && *s.Format != format:
+		return refuse(providers.Invalid, "format cannot be changed in place")
+	case or(s.Backing, "") != or(h.Backing, ""):
+		return refuse(providers.Invalid, "backing cannot be changed in place")
+	case s.Capacity == h.Capacity:
+		return nil
+	case s.Capacity < h.Capacity:
+		return refuse(providers.Invalid, "a volume cannot shrink: %d bytes are fewer than the %d that a guest may have written to", s.Capacity, h.Capacity)
+	case format == "qcow2" && s.Capacity%granule != 0:
+		return refuse(providers.Invalid, "the capacity of a qcow2 volume is a multiple of %d bytes, and %d is not", granule, s.Capacity)
+	}
+	v, err := ch.image(have.ID)
+	if err != nil {
+		return err
+	}
+	uses, err := ch.uses(v.Target.Path, h.Pool, v.Name)
+	if err != nil {
+		return err
+	}
+	bytes := uint64(s.Capacity)
+	if i := slices.IndexFunc(uses, func(u use) bool { return u.runs }); i >= 0 {
+		return ch.do(func() error { return ch.resizeDisk(ch.ctx, uses[i].domain, uses[i].device, bytes) })
+	}
+	return ch.do(func() error { return ch.resizeVolume(ch.ctx, h.Pool, v.Name, bytes) })
+}
+
+// remove refuses what libvirt would do without a question: to delete the image of a domain, or one that others are based on.
+func (volumes) remove(ch *change, have providers.Thing) error {
+	pool, name, _ := strings.Cut(have.ID, "/")
+	v, err := ch.image(have.ID)
+	if err != nil {
+		return err
+	}
+	uses, err := ch.uses(v.Target.Path, pool, name)
+	if err != nil {
+		return err
+	}
+	if len(uses) > 0 {
+		return refuse(providers.Invalid, "volume %s is a disk of domain %s", have.ID, uses[0].domain)
+	}
+	all, err := (volumes{}).list(ch.ctx, ch, nil)
+	if err != nil {
+		return err
+	}
+	for _, th := range all {
+		if th.Spec["backing"] == have.ID {
+			return refuse(providers.Invalid, "volume %s is the backing volume of %s", have.ID, th.ID)
+		}
+	}
+	return ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name) })
+}
+
+// A use of an image is a disk of a domain.
+type use struct {
+	domain, device string
+	runs           bool // the domain is running with it
+}
+
+// uses returns the disks that have an image, by its path or by its names.
+func (ch *change) uses(path, pool, volume string) ([]use, error) {
+	ds, err := ch.domains(ch.ctx)
+	if err != nil {
+		return nil, err
+	}
+	var found []use
+	for _, d := range ds {
+		for _, xml := range []string{d.running, d.stored} {
+			if xml == "" {
+				continue
+			}
+			var domain libvirtxml.Domain
+			if err := domain.Unmarshal(xml); err != nil {
+				return nil, fmt.Errorf("the definition of domain %s: %w", d.name, err)
+			}
+			if domain.Devices == nil {
+				continue
+			}
+			for _, disk := range domain.Devices.Disks {
+				if disk.Target != nil && isImage(disk.Source, path, pool, volume) {
+					found = append(found, use{d.name, disk.Target.Dev, xml == d.running})
+				}
+			}
+		}
+	}
+	return found, nil
+}
+
+func isImage(s *libvirtxml.DomainDiskSource, path, pool, volume string) bool {
+	switch {
+	case s == nil:
+		return false
+	case s.File != nil && s.File.File == path:
+		return true
+	}
+	return s.Volume != nil && s.Volume.Pool == pool && s.Volume.Volume == volume
+}
