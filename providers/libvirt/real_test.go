@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"converge.dev/converge/internal/libvirttest"
 	"converge.dev/converge/internal/providertest"
@@ -166,6 +167,13 @@ func TestRefusals(t *testing.T) {
 		n.fails(n.create("libvirt.volume", "p/w", schema.Object{"pool": "p", "capacity": int64(4096), "backing": "p/none"}), providers.Absent, "p/none")
 		n.fails(n.create("libvirt.volume", "none/w", schema.Object{"pool": "none", "capacity": int64(4096)}), providers.Absent)
 		n.fails(n.create("libvirt.network", "x", schema.Object{"colour": "red"}), providers.Invalid, "colour")
+	})
+	// libvirt does not compare versions; we do, with what is there right before the change.
+	stale := n.call("libvirt.volume", "p/v")
+	stale.Want, stale.Version = n.look("libvirt.volume", "p/v").Spec, "before"
+	n.unchanged(func() {
+		n.fails(n.kind("libvirt.volume").Update(t.Context(), stale), providers.Conflict)
+		n.fails(n.kind("libvirt.volume").Delete(t.Context(), stale), providers.Conflict)
 	})
 	// What is in a stopped pool is unknown, and not absent.
 	n.must(n.update("libvirt.pool", "p", schema.Object{"active": false}))
@@ -343,7 +351,11 @@ func byHand(n *node) {
 	if text, err := os.ReadFile(filepath.Join(n.dir, "p", "v")); err != nil || string(text) != "precious" {
 		n.Errorf("the file is %q now (%v)", text, err)
 	}
-	n.must(n.create("libvirt.volume", "p/w", schema.Object{"pool": "p", "capacity": int64(4096)}))
+	n.must(n.create("libvirt.volume", "p/w", schema.Object{"pool": "p", "capacity": int64(64 << 20), "format": "raw"}))
+	var file unix.Stat_t
+	if n.must(unix.Stat(filepath.Join(n.dir, "p", "w"), &file)); file.Size != 64<<20 || file.Blocks*512 > 1<<20 {
+		n.Errorf("a new volume of 64 MiB has %d bytes, and %d of them on the disk", file.Size, file.Blocks*512)
+	}
 	n.must(os.Remove(filepath.Join(n.dir, "p", "w")))
 	if things, err := n.kind("libvirt.volume").Get(n.Context(), []string{"p/w"}); err != nil || len(things) > 0 {
 		n.Errorf("a volume whose file is gone is observed as %v (%v)", things, err)
