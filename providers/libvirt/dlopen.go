@@ -75,6 +75,7 @@ var events = sync.OnceValue(func() error {
 type library struct {
 	c     *virt.Connect
 	ended chan struct{}
+	told  []func() error // each ends a registration for events
 
 	// memory says that this is the test driver: it keeps one definition of an object, whether it runs or not, and builds nothing.
 	memory bool
@@ -112,7 +113,11 @@ func unless(code virt.ErrorNumber, err error) error {
 	return err
 }
 
+// close ends the registrations first: each has the connection open.
 func (l *library) close() {
+	for _, end := range l.told {
+		_ = end()
+	}
 	_ = l.c.UnregisterCloseCallback()
 	_, _ = l.c.Close() // all that is left of a lost connection is memory
 }
@@ -548,16 +553,21 @@ func (l *library) notify(event func(o object, name string)) error {
 			event(o, name)
 		}
 	}
-	_, err := l.c.StoragePoolEventLifecycleRegister(nil, func(_ *virt.Connect, p *virt.StoragePool, _ *virt.StoragePoolEventLifecycle) {
+	pools, err := l.c.StoragePoolEventLifecycleRegister(nil, func(_ *virt.Connect, p *virt.StoragePool, _ *virt.StoragePoolEventLifecycle) {
 		tell(poolObject, p)
 	})
 	if err != nil {
 		return err
 	}
-	_, err = l.c.NetworkEventLifecycleRegister(nil, func(_ *virt.Connect, n *virt.Network, _ *virt.NetworkEventLifecycle) {
+	l.told = append(l.told, func() error { return l.c.StoragePoolEventDeregister(pools) })
+	networks, err := l.c.NetworkEventLifecycleRegister(nil, func(_ *virt.Connect, n *virt.Network, _ *virt.NetworkEventLifecycle) {
 		tell(networkObject, n)
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	l.told = append(l.told, func() error { return l.c.NetworkEventDeregister(networks) })
+	return nil
 }
 
 func (l *library) version(ctx context.Context) (string, error) {

@@ -261,6 +261,7 @@ func TestReal(t *testing.T) {
 		{"a network that cannot start", cannotStart},
 		{"files made by hand", byHand},
 		{"in use", inUse},
+		{"closed", closed},
 		{"killed", killed},
 		{"frozen", frozen},
 	} {
@@ -392,6 +393,31 @@ func inUse(n *node) {
 	n.must(n.delete("libvirt.volume", "p/disk"))
 	n.must(n.delete("libvirt.volume", "p/base"))
 	n.must(n.delete("libvirt.network", "net"))
+}
+
+// closed: a provider that was closed has no connection any more, and says so.
+func closed(n *node) {
+	connections := func() int {
+		links, err := os.ReadDir("/proc/self/fd")
+		n.must(err)
+		return len(links)
+	}
+	before := connections()
+	for range 3 {
+		p, _ := n.opened(n.T)
+		for range 2 {
+			n.must(p.Close())
+		}
+		_, err := providers.Collect(p.Kinds[0].Kind.List(n.Context()))
+		n.fails(err, providers.Transient, "the provider is closed")
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for connections() > before && time.Now().Before(deadline) {
+		time.Sleep(10 * time.Millisecond) // the event loop closes them
+	}
+	if now := connections(); now > before {
+		n.Errorf("%d files are open, %d more than before", now, now-before)
+	}
 }
 
 // killed: while libvirtd is away the provider says so, calls have no effect and may be repeated, a watch ends, and once it is back the
