@@ -55,6 +55,8 @@ type Kernel struct {
 	room      map[string]int // of a pool, by its folder
 	used      map[string]int // pages of it in use
 	refuses   map[string]bool
+	claims    []string
+	before    map[string]func()
 }
 
 // New boots a kernel.
@@ -85,14 +87,16 @@ func New(t testing.TB, m Machine) *Kernel {
 		k.room[d] = n
 		k.pool(d, 0)
 	}
-	for name, text := range map[string]string{"self/mountinfo": "", "swaps": "Filename\tType\n", "net/route": "Iface\tDestination\n", "net/ipv6_route": ""} {
+	for name, text := range map[string]string{"1/mountinfo": "", "swaps": "Filename\tType\n", "1/net/route": "Iface\tDestination\n", "1/net/ipv6_route": ""} {
 		k.Proc(name, text)
 	}
 	return k
 }
 
 // Kernel returns the access to the fake that a provider has to a real one.
-func (k *Kernel) Kernel() sysfs.Kernel { return sysfs.Kernel{Sys: k, Proc: tree{k.proc}} }
+func (k *Kernel) Kernel() sysfs.Kernel {
+	return sysfs.Kernel{Sys: k, Processes: tree{k.proc}, Claim: k.claimed}
+}
 
 // Root returns the folder of sysfs, beside which is that of proc. What is written there past Kernel has no effect.
 func (k *Kernel) Root() string { return k.sys }
@@ -181,6 +185,13 @@ func (k *Kernel) ReadDir(path string) ([]string, error) {
 
 // Write implements [sysfs.Tree].
 func (k *Kernel) Write(path, value string) error {
+	k.mu.Lock()
+	before := k.before[filepath.Base(path)]
+	delete(k.before, filepath.Base(path))
+	k.mu.Unlock()
+	if before != nil {
+		before()
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	real, err := filepath.EvalSymlinks(filepath.Join(k.sys, path))
@@ -380,6 +391,9 @@ func (k *Kernel) appear(f Function) {
 	if f.Class == "" {
 		f.Class = "0x020000"
 	}
+	if f.Class == "0x020000" && f.Interfaces == nil {
+		f.Interfaces = []string{"en" + strings.NewReplacer(":", "", ".", "").Replace(f.Address)}
+	}
 	k.functions[f.Address] = f
 	dev := k.device(f.Address)
 	k.folder(dev)
@@ -527,4 +541,48 @@ func (k *Kernel) Hold(address, disk, by string) {
 // Enslave makes a network interface a port of another one.
 func (k *Kernel) Enslave(name, master string) {
 	k.link("class/net/"+name+"/master", "../../../virtual/net/"+master)
+	k.link("class/net/"+name+"/upper_"+master, "../../../virtual/net/"+master)
+}
+
+// Before does something right before the next write to a file of that name.
+func (k *Kernel) Before(name string, do func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.before = map[string]func(){name: do}
+}
+
+// Link makes a symbolic link in sysfs.
+func (k *Kernel) Link(path, to string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.folder(filepath.Dir(path))
+	k.link(path, to)
+}
+
+// Claims makes a block device claimed, by something that shows nowhere else.
+func (k *Kernel) Claims(block string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.claims = append(k.claims, block)
+}
+
+func (k *Kernel) claimed(block string) (bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Contains(k.claims, block), nil
+}
+
+// Attribute sets the content of a file of sysfs, as the kernel does by itself.
+func (k *Kernel) Attribute(path, text string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.folder(filepath.Dir(path))
+	k.file(path, text+"\n")
+}
+
+// Hide moves the network interfaces of a function to another network namespace.
+func (k *Kernel) Hide(name string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.remove("class/net/" + name)
 }

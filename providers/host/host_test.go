@@ -85,6 +85,29 @@ func TestPagesInUse(t *testing.T) {
 	}
 }
 
+// Pages that a program has reserved and not touched yet are as good as in use, and surplus pages are none of the pool.
+func TestReservedAndSurplus(t *testing.T) {
+	k, pools := kernel(t)
+	const pool = "devices/system/node/node0/hugepages/hugepages-2048kB/"
+	if err := pools.Create(t.Context(), call("node0-2048kB", 40)); err != nil {
+		t.Fatal(err)
+	}
+	k.Attribute("kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "30")
+	if err := pools.Delete(t.Context(), call("node0-2048kB", 0)); providers.ClassOf(err) != providers.Busy || !strings.Contains(err.Error(), "30 pages are reserved") {
+		t.Errorf("a delete of reserved pages gave %v", err)
+	}
+	k.Attribute(pool+"surplus_hugepages", "5")
+	k.Attribute(pool+"nr_hugepages", "45")
+	things, err := pools.Get(t.Context(), []string{"node0-2048kB"})
+	if err != nil || len(things) != 1 || !things[0].Spec.Equal(schema.Object{"count": int64(40)}) {
+		t.Errorf("with 5 surplus pages the pool is %+v (%v)", things, err)
+	}
+	k.Attribute("devices/system/node/node0/meminfo", "Node 0 MemTotal:         524288 kB\nNode 0 MemFree: 1 kB")
+	if err := pools.Update(t.Context(), call("node0-2048kB", 257)); providers.ClassOf(err) != providers.Invalid || !strings.Contains(err.Error(), "more than node0 has memory for (512 MiB)") {
+		t.Errorf("more pages than memory gave %v", err)
+	}
+}
+
 // A kernel without NUMA has its pools elsewhere, and they are those of node 0.
 func TestNoNUMA(t *testing.T) {
 	sys := filepath.Join(t.TempDir(), "sys")

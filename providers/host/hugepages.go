@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"path"
 	"strconv"
 	"strings"
 
@@ -61,7 +62,7 @@ func (hugepages) List(k sysfs.Kernel) ([]providers.Thing, error) {
 	}
 	var things []providers.Thing
 	for name, dir := range all {
-		n, err := pages(k, dir, "nr_hugepages")
+		n, err := size(k, dir)
 		if sysfs.Gone(err) || err == nil && n == 0 {
 			continue
 		}
@@ -108,26 +109,26 @@ func resize(c *sysfs.Change, name string, want schema.Object) error {
 	if !ok {
 		return sysfs.Refuse(providers.Absent, "node %s has no huge pages of that size on that NUMA node", c.Node)
 	}
-	was, err := pages(c.Kernel, dir, "nr_hugepages")
+	was, err := size(c.Kernel, dir)
 	if err != nil {
 		return err
 	}
-	free, err := pages(c.Kernel, dir, "free_hugepages")
-	if err != nil {
+	if s.Count < was {
+		if err := unneeded(c.Kernel, dir, was, was-s.Count); err != nil {
+			return err
+		}
+	} else if err := fits(c.Kernel, name, s.Count); err != nil {
 		return err
-	}
-	if used := was - free; s.Count < used { // the kernel would take them from their users once these release them
-		return sysfs.Refuse(providers.Busy, "%d of its %d pages are in use", used, was)
 	}
 	err = c.Write(dir+"nr_hugepages", strconv.FormatInt(s.Count, 10))
-	got, rerr := pages(c.Kernel, dir, "nr_hugepages")
+	got, rerr := size(c.Kernel, dir)
 	if err == nil && rerr == nil && got == s.Count {
 		return nil
 	}
 	if rerr == nil && got != was {
-		if rerr = c.Write(dir+"nr_hugepages", strconv.FormatInt(was, 10)); rerr == nil {
+		if rerr = c.Restore(dir+"nr_hugepages", strconv.FormatInt(was, 10)); rerr == nil {
 			var again int64
-			if again, rerr = pages(c.Kernel, dir, "nr_hugepages"); rerr == nil && again != was {
+			if again, rerr = size(c.Kernel, dir); rerr == nil && again != was {
 				rerr = errors.New("the kernel did not restore the previous number of pages")
 			}
 		}
@@ -139,6 +140,56 @@ func resize(c *sysfs.Change, name string, want schema.Object) error {
 		err = sysfs.Refuse(providers.Invalid, "the kernel could provide %d pages of the %d requested: there is too little free, or too fragmented, memory on that NUMA node", got, s.Count)
 	}
 	return errors.Join(err, rerr)
+}
+
+// size returns the number of pages of a pool, without those that the kernel has added for a while.
+func size(k sysfs.Kernel, dir string) (int64, error) {
+	n, err := pages(k, dir, "nr_hugepages")
+	if err != nil {
+		return 0, err
+	}
+	surplus, err := pages(k, dir, "surplus_hugepages")
+	if sysfs.Gone(err) {
+		surplus, err = 0, nil
+	}
+	return n - surplus, err
+}
+
+// unneeded fails when pages that are to go are in use, or promised to a program that has not touched them yet. The kernel tells that
+// of all nodes together, so all of them may be promised here.
+func unneeded(k sysfs.Kernel, dir string, of, less int64) error {
+	free, err := pages(k, dir, "free_hugepages")
+	if err != nil {
+		return err
+	}
+	if free < less {
+		return sysfs.Refuse(providers.Busy, "%d of its %d pages are in use", of-free, of)
+	}
+	promised, err := pages(k, whole+"/"+path.Base(dir)+"/", "resv_hugepages")
+	if err != nil && !sysfs.Gone(err) {
+		return err
+	}
+	if free-less < promised {
+		return sysfs.Refuse(providers.Busy, "%d pages are reserved by programs that have not used them yet", promised)
+	}
+	return nil
+}
+
+// fits fails when a NUMA node has less memory than a pool is to have: trying would first take all of it.
+func fits(k sysfs.Kernel, name string, count int64) error {
+	node, size, _ := strings.Cut(name, "-")
+	kB, err := strconv.ParseInt(strings.TrimSuffix(size, "kB"), 10, 64)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(k.Attribute(nodes + "/" + node + "/meminfo")) {
+		if f := strings.Fields(line); len(f) > 3 && f[2] == "MemTotal:" {
+			if total, err := strconv.ParseInt(f[3], 10, 64); err == nil && count > total/kB {
+				return sysfs.Refuse(providers.Invalid, "%d pages of %s are more than %s has memory for (%d MiB)", count, size, node, total>>10)
+			}
+		}
+	}
+	return nil
 }
 
 func pages(k sysfs.Kernel, dir, file string) (int64, error) {

@@ -67,7 +67,7 @@ func function(k sysfs.Kernel, address, override string) (th providers.Thing, err
 		return th, err
 	}
 	th.Status = facts(k, dev, group).Object()
-	if assigns(s.Driver) && group != "" {
+	if vfio(s.Driver) && group != "" {
 		held, err := heldIn(k, group)
 		if err != nil {
 			return th, err
@@ -129,7 +129,14 @@ func (functions) Update(c *sysfs.Change, have providers.Thing, want schema.Objec
 		return err
 	}
 	if driver == "" {
-		return unbind(c, have.ID)
+		bound, err := c.Link(devices + have.ID + "/driver")
+		if err == nil {
+			err = removable(c.Kernel, have.ID, bound)
+		}
+		if err != nil {
+			return err
+		}
+		return unbind(c, have.ID, bound)
 	}
 	return bind(c, have.ID, driver, override)
 }
@@ -137,18 +144,17 @@ func (functions) Update(c *sysfs.Change, have providers.Thing, want schema.Objec
 // Delete implements [sysfs.Noun]. A function that the kernel has given to its own driver stays with it.
 func (functions) Delete(c *sysfs.Change, have providers.Thing) error {
 	driver, _ := have.Spec["driver"].(string)
-	if assigns(driver) {
-		if err := unused(c.Kernel, have.ID, driver); err != nil {
+	stays := driver != "" && !assigns(driver)
+	if !stays {
+		if err := removable(c.Kernel, have.ID, driver); err != nil {
+			return err
+		}
+		// With its override it is still there, should this process end now.
+		if err := unbind(c, have.ID, driver); err != nil {
 			return err
 		}
 	}
-	if err := c.Write(devices+have.ID+"/driver_override", "\n"); err != nil {
-		return err
-	}
-	if driver != "" && !assigns(driver) {
-		return nil
-	}
-	if err := unbind(c, have.ID); err != nil {
+	if err := c.Write(devices+have.ID+"/driver_override", "\n"); err != nil || stays {
 		return err
 	}
 	return c.Write("bus/pci/drivers_probe", have.ID)
@@ -165,7 +171,7 @@ func bind(c *sysfs.Change, address, driver, override string) error {
 		if err := bindable(c.Kernel, c.Node, address, driver); err != nil {
 			return err
 		}
-		if err := unused(c.Kernel, address, bound); err != nil {
+		if err := removable(c.Kernel, address, bound); err != nil {
 			return err
 		}
 	}
@@ -175,7 +181,7 @@ func bind(c *sysfs.Change, address, driver, override string) error {
 	if bound == driver {
 		return nil
 	}
-	if err = unbind(c, address); err == nil {
+	if err = unbind(c, address, bound); err == nil {
 		err = attach(c, address, driver)
 	}
 	now, rerr := c.Link(dev + "/driver")
@@ -216,7 +222,7 @@ func attach(c *sysfs.Change, address, driver string) error {
 	return c.Write(override, driver)
 }
 
-// putBack leads back to an override and a driver, and fails unless it has seen the driver.
+// putBack leads back to an override and a driver that the function had, and fails unless it has seen the driver.
 func putBack(c *sysfs.Change, address, override, driver string) error {
 	dev := devices + address
 	now, err := c.Link(dev + "/driver")
@@ -224,11 +230,14 @@ func putBack(c *sysfs.Change, address, override, driver string) error {
 		return err
 	}
 	if now != driver {
-		if err = unbind(c, address); err == nil && driver != "" {
-			err = attach(c, address, driver)
+		if now != "" {
+			err = c.Restore("bus/pci/drivers/"+now+"/unbind", address)
+		}
+		if err == nil && driver != "" { // it had this driver, which therefore knows it
+			err = errors.Join(c.Restore(dev+"/driver_override", driver), c.Restore("bus/pci/drivers_probe", address))
 		}
 	}
-	err = errors.Join(err, c.Write(dev+"/driver_override", override+"\n"))
+	err = errors.Join(err, c.Restore(dev+"/driver_override", override+"\n"))
 	now, rerr := c.Link(dev + "/driver")
 	if err = errors.Join(err, rerr); now == driver {
 		return err
@@ -236,16 +245,25 @@ func putBack(c *sysfs.Change, address, override, driver string) error {
 	return errors.Join(fmt.Errorf("%s was bound to %s before, and is bound to %s now", address, orNone(driver), orNone(now)), err)
 }
 
-// unbind takes a function from its driver, if it has one.
-func unbind(c *sysfs.Change, address string) error {
-	err := c.Write(devices+address+"/driver/unbind", address)
-	if sysfs.Gone(err) { // no driver
-		if now, err := c.Link(devices + address + "/driver"); err != nil || now == "" {
-			return err
-		}
-		return sysfs.Refuse(providers.Busy, "%s changed its driver at the same time", address)
+// unbind takes a function from a driver, if it has one; the kernel refuses it when the function has another one by now.
+func unbind(c *sysfs.Change, address, driver string) error {
+	if driver == "" {
+		return nil
+	}
+	err := c.Write("bus/pci/drivers/"+driver+"/unbind", address)
+	if sysfs.Gone(err) {
+		return sysfs.Refuse(providers.Conflict, "%s changed its driver at the same time", address)
 	}
 	return err
+}
+
+// removable fails when taking a function from its driver would break something: what uses it, or its virtual functions, which most
+// drivers remove.
+func removable(k sysfs.Kernel, address, driver string) error {
+	if n, err := numVFs(k, address); err == nil && n > 0 {
+		return sysfs.Refuse(providers.Denied, "%s has %d virtual functions, which would be removed: remove them first", address, n)
+	}
+	return unused(k, address, driver)
 }
 
 // bindable returns why a function cannot be bound to a driver, before anything is done about it.
@@ -256,6 +274,11 @@ func bindable(k sysfs.Kernel, node, address, driver string) error {
 	group, err := k.Link(devices + address + "/iommu_group")
 	if err != nil {
 		return err
+	}
+	if of, err := k.Link(devices + address + "/physfn"); err != nil {
+		return err
+	} else if of != "" && !assigns(driver) && k.Attribute(devices+of+"/sriov_drivers_autoprobe") == "0" {
+		return sysfs.Refuse(providers.Invalid, "the kernel binds virtual functions of %s to no such driver as long as its sriov_drivers_autoprobe is 0: set drivers_autoprobe to true", of)
 	}
 	if vfio(driver) && group == "" && !slices.Contains([]string{"Y", "1"}, k.Attribute("module/vfio/parameters/enable_unsafe_noiommu_mode")) {
 		return sysfs.Refuse(providers.Invalid, "%s is in no IOMMU group, so %s cannot take it: switch on the IOMMU of node %s in its firmware and kernel (intel_iommu=on)", address, driver, node)
@@ -284,7 +307,7 @@ func heldIn(k sysfs.Kernel, group string) (held []string, err error) {
 			return nil, err
 		}
 		bridge := strings.HasPrefix(k.Attribute(devices+m+"/class"), "0x0604")
-		if driver != "" && !assigns(driver) && !bridge {
+		if driver != "" && !vfio(driver) && driver != "pci-stub" && !bridge {
 			held = append(held, m+" is bound to "+driver)
 		}
 	}

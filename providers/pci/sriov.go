@@ -2,6 +2,7 @@ package pci
 
 import (
 	"errors"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -75,16 +76,19 @@ func (sriov) Create(c *sysfs.Change, address string, want schema.Object) error {
 	if err == nil && rerr == nil && now == s.NumVFs {
 		return nil
 	}
-	if rerr == nil && now > 0 {
-		rerr = c.Write(dev+"/sriov_numvfs", "0")
+	if rerr == nil && err == nil && now > 0 { // they are ours; after a refusal they would be those of another client
+		rerr = c.Restore(dev+"/sriov_numvfs", "0")
 	}
 	if rerr == nil && was != "" && was != c.Attribute(dev+"/sriov_drivers_autoprobe") {
-		rerr = c.Write(dev+"/sriov_drivers_autoprobe", was)
+		rerr = c.Restore(dev+"/sriov_drivers_autoprobe", was)
 	}
 	if rerr == nil {
 		c.Undone()
 	}
-	if err == nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		err = sysfs.Refuse(providers.Invalid, "the driver of %s does not create virtual functions", address)
+	case err == nil:
 		err = sysfs.Refuse(providers.Invalid, "the kernel created %d virtual functions of %s, not %d: see the kernel log of node %s", now, address, s.NumVFs, c.Node)
 	}
 	return errors.Join(err, rerr)

@@ -1,27 +1,27 @@
 package pci
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/sysfs"
 )
 
-// unused fails when something on the node uses a function that is bound to a driver, so that taking it away would break that. A
-// function without a driver is not used.
+// unused fails when something on the node uses a function that is bound to a driver, so that taking it away would break that. What
+// cannot be found out is not unused.
 func unused(k sysfs.Kernel, address, driver string) error {
+	uses := []func(sysfs.Kernel, string) (string, error){asDisk, asNetwork, asFiles}
 	if driver == "" {
-		return nil
+		uses = uses[2:] // its IOMMU group may be in use all the same
 	}
-	if k.Proc == nil {
-		return sysfs.Refuse(providers.Denied, "it is unknown whether %s is in use, because there is no proc file system beside sysfs", address)
-	}
-	for _, use := range []func(sysfs.Kernel, string) (string, error){asDisk, asNetwork, asFiles} {
+	for _, use := range uses {
 		why, err := use(k, address)
 		if err != nil {
 			return sysfs.Refuse(providers.Denied, "it is unknown whether %s is in use: %w", address, err)
@@ -33,94 +33,159 @@ func unused(k sysfs.Kernel, address, driver string) error {
 	return nil
 }
 
-// asDisk returns how a disk of a function is used.
-func asDisk(k sysfs.Kernel, address string) (string, error) {
-	disks, err := disksOf(k, address)
-	if err != nil || len(disks) == 0 {
-		return "", err
-	}
-	mounts, err := k.Proc.Read("self/mountinfo")
+// below returns the objects of a class that belong to a function: their links lead through it.
+func below(k sysfs.Kernel, class, address string) (names []string, err error) {
+	all, err := k.List("class/" + class)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	mounted := map[string]string{} // by number of the device
-	for line := range strings.Lines(mounts) {
-		if f := strings.Fields(line); len(f) > 4 {
-			mounted[f[2]] = f[4]
+	for _, n := range all {
+		to, err := k.Sys.Readlink("class/" + class + "/" + n)
+		switch {
+		case sysfs.Gone(err), errors.Is(err, syscall.EINVAL): // EINVAL: a file of the class itself, such as bonding_masters
+		case err != nil:
+			return nil, err
+		case slices.Contains(strings.Split(to, "/"), address):
+			names = append(names, n)
 		}
 	}
-	swaps, err := k.Proc.Read("swaps")
+	return names, nil
+}
+
+// asDisk returns how a disk of a function is used.
+func asDisk(k sysfs.Kernel, address string) (string, error) {
+	blocks, err := blocksOf(k, address)
+	if err != nil || len(blocks) == 0 {
+		return "", err
+	}
+	proc, err := k.Proc()
 	if err != nil {
 		return "", err
 	}
-	for _, disk := range disks {
-		parts, err := k.List("class/block/" + disk)
+	mounts, err := proc.Read("1/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	mounted := map[string]string{} // by the number of the device, and by its name
+	for line := range strings.Lines(mounts) {
+		before, after, _ := strings.Cut(line, " - ")
+		if f := strings.Fields(before); len(f) > 4 {
+			mounted[f[2]] = f[4]
+			if source := strings.Fields(after); len(source) > 1 {
+				mounted[source[1]] = f[4]
+			}
+		}
+	}
+	swaps, err := proc.Read("swaps")
+	if err != nil {
+		return "", err
+	}
+	parts, err := partsOf(k)
+	if err != nil {
+		return "", err
+	}
+	for _, b := range blocks {
+		for _, as := range []string{k.Attribute("class/block/" + b + "/dev"), "/dev/" + b} {
+			if at, ok := mounted[as]; ok && as != "" {
+				return fmt.Sprintf("%s is mounted at %s", b, at), nil
+			}
+		}
+		if slices.ContainsFunc(strings.Split(swaps, "\n"), func(l string) bool { return strings.HasPrefix(l, "/dev/"+b+" ") }) {
+			return b + " is swap", nil
+		}
+		holders, err := k.List("class/block/" + b + "/holders")
 		if err != nil {
 			return "", err
 		}
-		parts = slices.DeleteFunc(parts, func(p string) bool { return !strings.HasPrefix(p, disk) })
-		for _, block := range append(parts, disk) {
-			if at, ok := mounted[k.Attribute("class/block/"+block+"/dev")]; ok {
-				return fmt.Sprintf("%s is mounted at %s", block, at), nil
-			}
-			if slices.ContainsFunc(strings.Split(swaps, "\n"), func(l string) bool { return strings.HasPrefix(l, "/dev/"+block+" ") }) {
-				return block + " is swap", nil
-			}
-			holders, err := k.List("class/block/" + block + "/holders")
-			if err != nil {
-				return "", err
-			}
-			if len(holders) > 0 {
-				return fmt.Sprintf("%s is a part of %s", block, strings.Join(holders, ", ")), nil
-			}
+		if len(holders) > 0 {
+			return fmt.Sprintf("%s is a part of %s", b, strings.Join(holders, ", ")), nil
+		}
+		if of, ok := parts[b]; ok {
+			return fmt.Sprintf("%s is a part of %s", b, of), nil
+		}
+		claimed, err := k.Claimed(b)
+		if err != nil {
+			return "", err
+		}
+		if claimed {
+			return b + " is claimed, for example by a file system, a volume manager or another kernel module", nil
 		}
 	}
 	return "", nil
 }
 
-// disksOf returns the block devices of a function, without partitions.
-func disksOf(k sysfs.Kernel, address string) (disks []string, err error) {
+// partsOf returns what block devices are parts of that have no link to it: file systems of several devices, and loop devices.
+func partsOf(k sysfs.Kernel) (map[string]string, error) {
+	parts := map[string]string{}
+	systems, err := k.List("fs/btrfs")
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range systems {
+		devices, err := k.List("fs/btrfs/" + s + "/devices")
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range devices {
+			parts[d] = "btrfs " + s
+		}
+	}
 	blocks, err := k.List("class/block")
 	if err != nil {
 		return nil, err
 	}
-	controllers, err := k.List(devices + address + "/nvme")
+	for _, b := range blocks {
+		if file := k.Attribute("class/block/" + b + "/loop/backing_file"); strings.HasPrefix(file, "/dev/") {
+			parts[filepath.Base(file)] = b
+		}
+	}
+	return parts, nil
+}
+
+// blocksOf returns the block devices of a function, with their partitions.
+func blocksOf(k sysfs.Kernel, address string) ([]string, error) {
+	blocks, err := below(k, "block", address)
 	if err != nil {
 		return nil, err
 	}
-	for _, b := range blocks {
-		to, err := k.Sys.Readlink("class/block/" + b)
-		if sysfs.Gone(err) {
-			continue
-		}
+	controllers, err := below(k, "nvme", address)
+	if err != nil || len(controllers) == 0 {
+		return blocks, err
+	}
+	// With native multipath, a namespace belongs to the subsystem, and that to its controllers.
+	subsystems, err := k.List("class/nvme-subsystem")
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range subsystems {
+		members, err := k.List("class/nvme-subsystem/" + s)
 		if err != nil {
 			return nil, err
 		}
-		elements := strings.Split(to, "/")
-		if slices.Contains(elements, address) && elements[len(elements)-2] == "block" || slices.Contains(elements, address) && slices.Contains(elements, "nvme") && !partition.MatchString(b) {
-			disks = append(disks, b)
+		if !slices.ContainsFunc(members, func(m string) bool { return slices.Contains(controllers, m) }) {
+			continue
 		}
-		// With native multipath, a namespace belongs to the subsystem, and that to its controllers.
-		if i := slices.Index(elements, "nvme-subsystem"); i >= 0 && i+1 < len(elements) && !partition.MatchString(b) {
-			members, err := k.List("class/nvme-subsystem/" + elements[i+1])
-			if err != nil {
-				return nil, err
-			}
-			if slices.ContainsFunc(members, func(m string) bool { return slices.Contains(controllers, m) }) {
-				disks = append(disks, b)
-			}
+		shared, err := below(k, "block", s)
+		if err != nil {
+			return nil, err
 		}
+		blocks = append(blocks, shared...)
 	}
-	return disks, nil
+	return blocks, nil
 }
 
-// partition matches the names of partitions of NVMe namespaces.
-var partition = regexp.MustCompile(`^nvme.*p[0-9]+$`)
-
-// asNetwork returns how a network interface of a function is used.
+// asNetwork returns how a network interface of a function is used. One that is up and connected is taken to be in use: of routes only
+// those of the main table can be seen, and not all of these.
 func asNetwork(k sysfs.Kernel, address string) (string, error) {
-	interfaces, err := k.List(devices + address + "/net")
-	if err != nil || len(interfaces) == 0 {
+	interfaces, err := below(k, "net", address)
+	if err != nil {
+		return "", err
+	}
+	if len(interfaces) == 0 {
+		driver, err := k.Link(devices + address + "/driver")
+		if err == nil && !assigns(driver) && strings.HasPrefix(k.Attribute(devices+address+"/class"), "0x02") {
+			return "its network interface is not visible, and may be in use in another network namespace", nil
+		}
 		return "", err
 	}
 	routed, err := routes(k)
@@ -128,11 +193,20 @@ func asNetwork(k sysfs.Kernel, address string) (string, error) {
 		return "", err
 	}
 	for _, i := range interfaces {
-		if master, err := k.Link("class/net/" + i + "/master"); err != nil || master != "" {
-			return fmt.Sprintf("%s belongs to %s", i, master), err
-		}
 		if to, ok := routed[i]; ok {
 			return fmt.Sprintf("%s has a route to %s", i, to), nil
+		}
+		links, err := k.List("class/net/" + i)
+		if err != nil {
+			return "", err
+		}
+		for _, l := range links {
+			if upper, ok := strings.CutPrefix(l, "upper_"); ok {
+				return fmt.Sprintf("%s is used by %s", i, upper), nil
+			}
+		}
+		if flags, err := strconv.ParseUint(k.Attribute("class/net/"+i+"/flags"), 0, 64); err == nil && flags&syscall.IFF_UP != 0 && k.Attribute("class/net/"+i+"/carrier") == "1" {
+			return i + " is up and connected: set it down first", nil
 		}
 	}
 	return "", nil
@@ -140,9 +214,13 @@ func asNetwork(k sysfs.Kernel, address string) (string, error) {
 
 // routes returns a destination of each interface that has a route, other than those that every interface has.
 func routes(k sysfs.Kernel) (map[string]string, error) {
+	proc, err := k.Proc()
+	if err != nil {
+		return nil, err
+	}
 	routed := map[string]string{}
-	four, err := k.Proc.Read("net/route")
-	if err != nil && !sysfs.Gone(err) {
+	four, err := proc.Read("1/net/route")
+	if err != nil {
 		return nil, err
 	}
 	for line := range strings.Lines(four) {
@@ -156,8 +234,8 @@ func routes(k sysfs.Kernel) (map[string]string, error) {
 			routed[f[0]] = to
 		}
 	}
-	six, err := k.Proc.Read("net/ipv6_route")
-	if err != nil && !sysfs.Gone(err) {
+	six, err := proc.Read("1/net/ipv6_route")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
 		return nil, err
 	}
 	for line := range strings.Lines(six) {
@@ -170,28 +248,36 @@ func routes(k sysfs.Kernel) (map[string]string, error) {
 	return routed, nil
 }
 
-// asFiles returns which process has a file open through which it uses a function: of its VFIO group, or of a GPU.
+// asFiles returns which process has a file open through which it uses a function, or another one of its IOMMU group.
 func asFiles(k sysfs.Kernel, address string) (string, error) {
 	files, err := filesOf(k, address)
 	if err != nil || len(files) == 0 {
 		return "", err
 	}
-	processes, err := k.Proc.ReadDir(".")
+	proc, err := k.Proc()
 	if err != nil {
 		return "", err
 	}
+	processes, err := proc.ReadDir(".")
+	if err != nil {
+		return "", err
+	}
+	ended := func(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 	for _, pid := range processes {
 		if strings.Trim(pid, "0123456789") != "" {
 			continue
 		}
-		open, err := k.Proc.ReadDir(pid + "/fd")
-		if err != nil {
-			continue // it has ended, or is the kernel's own
+		open, err := proc.ReadDir(pid + "/fd")
+		if err != nil && !ended(err) {
+			return "", err
 		}
 		for _, fd := range open {
-			to, err := k.Proc.Readlink(pid + "/fd/" + fd)
-			if err == nil && slices.Contains(files, to) {
-				name, _ := k.Proc.Read(pid + "/comm")
+			to, err := proc.Readlink(pid + "/fd/" + fd)
+			if err != nil && !ended(err) {
+				return "", err
+			}
+			if slices.Contains(files, strings.TrimSuffix(to, " (deleted)")) {
+				name, _ := proc.Read(pid + "/comm")
 				return fmt.Sprintf("process %s (%s) has %s open", pid, strings.TrimSpace(name), to), nil
 			}
 		}
@@ -199,35 +285,57 @@ func asFiles(k sysfs.Kernel, address string) (string, error) {
 	return "", nil
 }
 
-// filesOf returns the device files through which a function is used.
+// filesOf returns the device files through which a function, or its IOMMU group, is used.
 func filesOf(k sysfs.Kernel, address string) (files []string, err error) {
 	dev := devices + address
-	driver, err := k.Link(dev + "/driver")
-	if err != nil {
-		return nil, err
-	}
 	group, err := k.Link(dev + "/iommu_group")
 	if err != nil {
 		return nil, err
 	}
-	if vfio(driver) && group != "" {
+	members := []string{address}
+	if group != "" {
 		files = append(files, "/dev/vfio/"+group, "/dev/vfio/noiommu-"+group)
+		if members, err = k.List("kernel/iommu_groups/" + group + "/devices"); err != nil {
+			return nil, err
+		}
 	}
-	nodes, err := k.List(dev + "/vfio-dev")
+	for _, m := range members {
+		nodes, err := k.List(devices + m + "/vfio-dev")
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range nodes {
+			files = append(files, "/dev/vfio/devices/"+n)
+		}
+	}
+	for class, dir := range map[string]string{
+		"drm": "/dev/dri/", "accel": "/dev/accel/", "uio": "/dev/", "infiniband_verbs": "/dev/infiniband/", "infiniband_mad": "/dev/infiniband/",
+		"nvme": "/dev/", "nvme-generic": "/dev/",
+	} {
+		names, err := below(k, class, address)
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range names {
+			files = append(files, dir+n)
+		}
+	}
+	blocks, err := blocksOf(k, address)
 	if err != nil {
 		return nil, err
 	}
-	for _, n := range nodes {
-		files = append(files, "/dev/vfio/devices/"+n)
+	for _, b := range blocks {
+		files = append(files, "/dev/"+b)
 	}
-	if nodes, err = k.List(dev + "/drm"); err != nil {
+	if driver, err := k.Link(dev + "/driver"); err != nil || driver != "nvidia" {
+		return files, err
+	}
+	proc, err := k.Proc()
+	if err != nil {
 		return nil, err
 	}
-	for _, n := range nodes {
-		files = append(files, "/dev/dri/"+n)
-	}
-	about, err := k.Proc.Read(filepath.Join("driver/nvidia/gpus", address, "information"))
-	if err != nil && !sysfs.Gone(err) {
+	about, err := proc.Read("driver/nvidia/gpus/" + address + "/information")
+	if err != nil {
 		return nil, err
 	}
 	for line := range strings.Lines(about) {

@@ -64,23 +64,41 @@ func TestInUse(t *testing.T) {
 		says          string
 	}{
 		{"a mounted disk", disk, func(k *kerneltest.Kernel) {
-			k.Proc("self/mountinfo", "22 1 8:0 / /var/lib/models rw,relatime shared:1 - ext4 /dev/nvme0n1 rw\n")
+			k.Proc("1/mountinfo", "22 1 8:0 / /var/lib/models rw,relatime shared:1 - ext4 /dev/nvme0n1 rw\n")
 		}, "nvme0n1 is mounted at /var/lib/models"},
 		{"a mounted partition", disk, func(k *kerneltest.Kernel) {
 			k.Partition(disk, "nvme0n1", "nvme0n1p1", "8:1")
-			k.Proc("self/mountinfo", "22 1 8:1 / /boot rw - vfat /dev/nvme0n1p1 rw\n")
+			k.Proc("1/mountinfo", "22 1 8:1 / /boot rw - vfat /dev/nvme0n1p1 rw\n")
 		}, "nvme0n1p1 is mounted at /boot"},
 		{"swap", disk, func(k *kerneltest.Kernel) {
 			k.Proc("swaps", "Filename\tType\tSize\tUsed\tPriority\n/dev/nvme0n1 partition 1024 0 -2\n")
 		}, "nvme0n1 is swap"},
 		{"a part of a volume group", disk, func(k *kerneltest.Kernel) { k.Hold(disk, "nvme0n1", "dm-0") }, "nvme0n1 is a part of dm-0"},
 		{"the default route", nic, func(k *kerneltest.Kernel) {
-			k.Proc("net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\neth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\n")
+			k.Proc("1/net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\neth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\n")
 		}, "eth0 has a route to everywhere"},
 		{"a route of IPv6", nic, func(k *kerneltest.Kernel) {
-			k.Proc("net/ipv6_route", "20010db8000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001     eth0\n")
+			k.Proc("1/net/ipv6_route", "20010db8000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001     eth0\n")
 		}, "eth0 has a route to an IPv6 network"},
-		{"a port of a bridge", nic, func(k *kerneltest.Kernel) { k.Enslave("eth0", "br0") }, "eth0 belongs to br0"},
+		{"a port of a bridge", nic, func(k *kerneltest.Kernel) { k.Enslave("eth0", "br0") }, "eth0 is used by br0"},
+		{"a part of a btrfs", disk, func(k *kerneltest.Kernel) { k.Attribute("fs/btrfs/7d9f/devices/nvme0n1", "") }, "nvme0n1 is a part of btrfs 7d9f"},
+		{"a device of another name, mounted", disk, func(k *kerneltest.Kernel) {
+			k.Proc("1/mountinfo", "22 1 0:31 / /srv rw - btrfs /dev/nvme0n1 rw\n")
+		}, "nvme0n1 is mounted at /srv"},
+		{"behind a loop device", disk, func(k *kerneltest.Kernel) { k.Attribute("class/block/loop3/loop/backing_file", "/dev/nvme0n1") }, "nvme0n1 is a part of loop3"},
+		{"a member of a ZFS pool", disk, func(k *kerneltest.Kernel) { k.Claims("nvme0n1") }, "nvme0n1 is claimed"},
+		{"the disk of a virtual machine", disk, func(k *kerneltest.Kernel) { k.Opens(77, "qemu-system-x86", "/dev/nvme0n1") }, "process 77 (qemu-system-x86) has /dev/nvme0n1 open"},
+		{"a VLAN on it", nic, func(k *kerneltest.Kernel) { k.Attribute("class/net/eth0/upper_eth0.100", "") }, "eth0 is used by eth0.100"},
+		{"up and connected", nic, func(k *kerneltest.Kernel) {
+			k.Attribute("class/net/eth0/flags", "0x1003")
+			k.Attribute("class/net/eth0/carrier", "1")
+		}, "eth0 is up and connected: set it down first"},
+		{"in a container", nic, func(k *kerneltest.Kernel) { k.Hide("eth0") }, "may be in use in another network namespace"},
+		{"RDMA", nic, func(k *kerneltest.Kernel) {
+			k.Link("class/infiniband_verbs/uverbs0", "../../devices/pci0000:00/"+nic+"/infiniband_verbs/uverbs0")
+			k.Opens(78, "all_reduce_perf", "/dev/infiniband/uverbs0")
+		}, "process 78 (all_reduce_perf) has /dev/infiniband/uverbs0 open"},
+		{"another function of its group is assigned", nic, func(k *kerneltest.Kernel) { k.Opens(79, "qemu-system-x86", "/dev/vfio/2") }, "process 79 (qemu-system-x86) has /dev/vfio/2 open"},
 		{"a GPU that computes", gpu, func(k *kerneltest.Kernel) {
 			k.Proc("driver/nvidia/gpus/"+gpu+"/information", "Model: \t\t NVIDIA H100\nDevice Minor: \t 3\n")
 			k.Opens(4711, "python3", "/dev/nvidia3")
@@ -107,8 +125,8 @@ func TestNotInUse(t *testing.T) {
 	k := kerneltest.New(t, kerneltest.Machine{Drivers: []string{"vfio-pci"}, Functions: []kerneltest.Function{
 		{Address: "0000:02:00.0", Native: "mlx5_core", Group: "2", Interfaces: []string{"eth1"}},
 	}})
-	k.Proc("net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\neth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\n")
-	k.Proc("net/ipv6_route", "fe800000000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001     eth1\n"+
+	k.Proc("1/net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\neth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\n")
+	k.Proc("1/net/ipv6_route", "fe800000000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001     eth1\n"+
 		"ff000000000000000000000000000000 08 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001     eth1\n")
 	must(t, served(t, k, "pci.function").Create(t.Context(), call("pci.function", "0000:02:00.0", assigned)))
 }
@@ -133,15 +151,42 @@ func TestAssigned(t *testing.T) {
 	}
 }
 
+// A function with virtual functions stays with its driver, which would remove them.
+func TestPhysicalFunction(t *testing.T) {
+	const pf = "0000:02:00.0"
+	k := kerneltest.New(t, machine)
+	must(t, served(t, k, "pci.sriov").Create(t.Context(), call("pci.sriov", pf, schema.Object{"num_vfs": int64(2), "drivers_autoprobe": false})))
+	refused(t, k, providers.Denied, "has 2 virtual functions, which would be removed", func() error {
+		return served(t, k, "pci.function").Create(t.Context(), call("pci.function", pf, assigned))
+	})
+	refused(t, k, providers.Invalid, "set drivers_autoprobe to true", func() error {
+		return served(t, k, "pci.function").Create(t.Context(), call("pci.function", "0000:02:00.1", schema.Object{"driver": "e1000e"}))
+	})
+}
+
+// Virtual functions that another client has created meanwhile are not removed by the attempt to create ours.
+func TestCreatedMeanwhile(t *testing.T) {
+	const pf = "0000:02:00.0"
+	k := kerneltest.New(t, machine)
+	k.Before("sriov_numvfs", func() { must(t, k.Write("bus/pci/devices/"+pf+"/sriov_numvfs", "3")) })
+	err := served(t, k, "pci.sriov").Create(t.Context(), call("pci.sriov", pf, schema.Object{"num_vfs": int64(2)}))
+	if providers.ClassOf(err) != providers.Busy {
+		t.Errorf("the error is %v, of class %s", err, providers.ClassOf(err))
+	}
+	if n, err := k.Read("bus/pci/devices/" + pf + "/sriov_numvfs"); err != nil || n != "3" {
+		t.Errorf("of 3 virtual functions of another client there are %s (%v)", n, err)
+	}
+}
+
 // Without proc it is unknown what is in use, and unknown is not unused.
 func TestNoProc(t *testing.T) {
 	k := kerneltest.New(t, kerneltest.Machine{Drivers: []string{"vfio-pci"}, Functions: []kerneltest.Function{{Address: "0000:02:00.0", Native: "mlx5_core", Group: "2"}}})
 	kernel := k.Kernel()
-	kernel.Proc = nil
+	kernel.Processes, kernel.Unseen = nil, "it is that of a container"
 	set, err := providers.NewSet(pci.New("gpu-01", kernel, nil))
 	must(t, err)
 	s, _, _ := set.Find("gpu-01", "pci.function")
-	refused(t, k, providers.Denied, "it is unknown whether 0000:02:00.0 is in use", func() error {
+	refused(t, k, providers.Denied, "it is unknown whether 0000:02:00.0 is in use: it is that of a container", func() error {
 		return s.Kind.Create(t.Context(), call("pci.function", "0000:02:00.0", assigned))
 	})
 }

@@ -44,8 +44,28 @@ type Tree interface {
 
 // A Kernel is what a running kernel shows of itself.
 type Kernel struct {
-	Sys  Tree // /sys
-	Proc Tree // /proc; nil: it is not there, and what is in use is unknown
+	Sys       Tree   // /sys
+	Processes Tree   // /proc; nil: it cannot be seen, and what is in use is unknown
+	Unseen    string // why not
+
+	// Claim reports whether a block device is claimed for exclusive use, by whatever part of the kernel. Nil: there is nobody to ask.
+	Claim func(block string) (bool, error)
+}
+
+// Proc returns the tree of /proc, and why it cannot be seen.
+func (k Kernel) Proc() (Tree, error) {
+	if k.Processes == nil {
+		return nil, errors.New(k.Unseen)
+	}
+	return k.Processes, nil
+}
+
+// Claimed reports whether a block device is claimed for exclusive use.
+func (k Kernel) Claimed(block string) (bool, error) {
+	if k.Claim == nil {
+		return false, nil
+	}
+	return k.Claim(block)
 }
 
 // Link returns the last element of the target of a symbolic link: sysfs refers to objects by such links. It is empty when there is
@@ -105,7 +125,9 @@ func (c Config) Check(string) error { return nil }
 // Kernel opens the tree, and the proc file system next to it. It fails where there is no sysfs.
 func (c Config) Kernel(at providers.Opening) (k Kernel, closing func() error, err error) {
 	root := at.Path(string(c))
-	if root == "" {
+	if root != "" {
+		root = filepath.Clean(root)
+	} else {
 		return k, nil, fmt.Errorf("sysfs of node %s is not configured; set its root: nodes: {%s: {sysfs: %q}}", at.Scope, at.Scope, DefaultRoot)
 	}
 	sys, err := open(root)
@@ -116,10 +138,57 @@ func (c Config) Kernel(at providers.Opening) (k Kernel, closing func() error, er
 	if !k.Exists("bus") || !k.Exists("devices") {
 		return k, nil, errors.Join(fmt.Errorf("%s is not a sysfs: it has no directories bus and devices", root), closing())
 	}
-	if proc, err := open(filepath.Join(filepath.Dir(root), "proc")); err == nil {
-		k.Proc, closing = proc, func() error { return errors.Join(sys.root.Close(), proc.root.Close()) }
+	if sys.live {
+		k.Claim = claimed
+	}
+	path := filepath.Join(filepath.Dir(root), "proc")
+	proc, err := open(path)
+	if err != nil {
+		k.Unseen = err.Error()
+		return k, closing, nil
+	}
+	closing = func() error { return errors.Join(sys.root.Close(), proc.root.Close()) }
+	if k.Unseen = blind(sys, proc, path); k.Unseen == "" {
+		k.Processes = proc
 	}
 	return k, closing, nil
+}
+
+// blind returns why a proc file system does not show all processes of a live machine; empty when it does.
+func blind(sys, proc dir, path string) string {
+	if !sys.live {
+		return ""
+	}
+	var on unix.Statfs_t
+	if err := unix.Statfs(path, &on); err != nil || on.Type != unix.PROC_SUPER_MAGIC {
+		return path + " is not a proc file system"
+	}
+	const initial = "pid:[4026531836]" // PROC_PID_INIT_INO of the kernel
+	switch namespace, err := proc.Readlink("1/ns/pid"); {
+	case err != nil:
+		return "the processes of others cannot be seen: " + err.Error()
+	case namespace != initial:
+		return path + " is that of a container: it does not show the processes of the node"
+	}
+	if _, err := proc.ReadDir("1/fd"); err != nil {
+		return "the files of other processes cannot be seen: " + err.Error()
+	}
+	return ""
+}
+
+// claimed tries to claim a block device. The kernel refuses that while a file system, swap, a volume manager or a program that wants
+// nobody beside it has the device, or a partition of it.
+func claimed(block string) (bool, error) {
+	f, err := os.OpenFile("/dev/"+block, os.O_RDONLY|os.O_EXCL|unix.O_NONBLOCK, 0)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return true, nil
+	case errors.Is(err, unix.ENOMEDIUM):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return false, f.Close()
 }
 
 // A dir is the tree below a directory of the file system. Links that lead out of it are not followed.
@@ -189,6 +258,14 @@ func (c *Change) Write(path, value string) error {
 	err := c.Sys.Write(path, value)
 	c.wrote = c.wrote || err == nil
 	return err
+}
+
+// Restore is Write for what leads back: it is done also when the call has ended meanwhile.
+func (c *Change) Restore(path, value string) error {
+	if err := c.permit.Check(); err != nil {
+		return &fault{providers.Transient, err}
+	}
+	return c.Sys.Write(path, value)
 }
 
 // Undone records that everything written so far was put back, so that the verb has had no effect.
