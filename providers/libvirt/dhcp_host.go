@@ -139,7 +139,33 @@ func assigns(ip libvirtxml.NetworkIP, address string) bool {
 }
 
 func sameHost(a, b *libvirtxml.NetworkDHCPHost) bool {
-	return a.MAC == b.MAC && a.IP == b.IP && a.Name == b.Name
+	return strings.EqualFold(a.MAC, b.MAC) && a.IP == b.IP && a.Name == b.Name
+}
+
+// taken fails when a definition has another reservation than is with the MAC address, the address or the name of h.
+func taken(definition string, is, h *libvirtxml.NetworkDHCPHost) error {
+	n, err := parseNetwork(definition)
+	if err != nil {
+		return err
+	}
+	all := hostsOf(n)
+	if is != nil {
+		if i := slices.IndexFunc(all, func(o libvirtxml.NetworkDHCPHost) bool { return o.ID == is.ID && sameHost(&o, is) }); i >= 0 {
+			all = slices.Delete(all, i, i+1)
+		}
+	}
+	for _, o := range all {
+		if strings.EqualFold(o.MAC, h.MAC) || sameAddress(o.IP, h.IP) || o.Name == h.Name {
+			return refuse(providers.Exists, "the reservation %s of network %s has its MAC address, its address or its name", strings.TrimSpace(o.Name+" "+o.MAC+" "+o.IP), n.Name)
+		}
+	}
+	return nil
+}
+
+func sameAddress(a, b string) bool {
+	x, err := netip.ParseAddr(a)
+	y, err2 := netip.ParseAddr(b)
+	return err == nil && err2 == nil && x == y
 }
 
 // wanted reads a spec, and returns the network and the reservation that it describes.
@@ -188,8 +214,8 @@ func (ch *change) put(d definition, how hostUpdate, h *libvirtxml.NetworkDHCPHos
 	return ch.updateHost(ch.ctx, d.name, how, string(text), stored, running)
 }
 
-// update changes the reservation where it is not as wanted. libvirt finds the one to modify by its MAC address, so another MAC address
-// takes two calls.
+// update changes the reservation where it is not as wanted. libvirt modifies the first one that has the MAC address, the address or the
+// name, without looking for others that have them too. So what another one has is refused here, and another MAC address takes two calls.
 func (k dhcpHosts) update(ch *change, have providers.Thing, want schema.Object) error {
 	d, h, err := k.wanted(ch, want)
 	if err != nil {
@@ -200,6 +226,14 @@ func (k dhcpHosts) update(ch *change, have providers.Thing, want schema.Object) 
 		return err
 	}
 	r := rs[have.Name]
+	if err := taken(d.stored, r.stored, h); err != nil {
+		return err
+	}
+	if d.running != "" {
+		if err := taken(d.running, r.running, h); err != nil {
+			return err
+		}
+	}
 	for _, side := range []struct {
 		is     *libvirtxml.NetworkDHCPHost
 		stored bool
@@ -212,7 +246,7 @@ func (k dhcpHosts) update(ch *change, have providers.Thing, want schema.Object) 
 		case side.is == nil:
 			err = change(addHost, h)
 		case sameHost(side.is, h):
-		case side.is.MAC == h.MAC:
+		case strings.EqualFold(side.is.MAC, h.MAC):
 			err = change(modifyHost, h)
 		default:
 			if err = change(deleteHost, side.is); err != nil {

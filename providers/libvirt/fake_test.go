@@ -1,0 +1,271 @@
+package libvirt
+
+import (
+	"context"
+	"encoding/xml"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"libvirt.org/go/libvirtxml"
+
+	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// A fake is a libvirt in memory, for what neither the test driver nor a real libvirtd does when it is asked to: fail halfway.
+type fake struct {
+	mu      sync.Mutex
+	objects map[object]map[string]definition
+	files   map[string]map[string]string // definitions of volumes, by pool and name
+	guests  []definition
+	ended   chan struct{}
+
+	// fail gets each call that changes something, such as "stop net", and returns the error that it fails with.
+	fail func(call string) error
+	// effect makes a call that fails have its effect all the same.
+	effect bool
+	// observing is called by each look at objects.
+	observing func(ctx context.Context)
+}
+
+func newFake() *fake {
+	return &fake{
+		objects: map[object]map[string]definition{networkObject: {}, poolObject: {}}, files: map[string]map[string]string{},
+		ended: make(chan struct{}), fail: func(string) error { return nil }, observing: func(context.Context) {},
+	}
+}
+
+// refusal is an error of libvirt that says nothing about its reason.
+func refusal(says string) error { return &answer{class: providers.Unknown, code: "1", err: errorText(says)} }
+
+type errorText string
+
+func (e errorText) Error() string { return string(e) }
+
+func (f *fake) act(call string, o object, name string, effect func(d *definition)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := f.fail(call + " " + name)
+	if err != nil && !f.effect {
+		return err
+	}
+	d := f.objects[o][name]
+	d.name = name
+	effect(&d)
+	if f.objects[o][name] = d; d.stored == "" && d.running == "" {
+		delete(f.objects[o], name)
+	}
+	return err
+}
+
+func (f *fake) read(ctx context.Context, o object, names []string) ([]definition, error) {
+	f.observing(ctx)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var found []definition
+	for _, name := range slices.Sorted(maps.Keys(f.objects[o])) {
+		if names == nil || slices.Contains(names, name) {
+			found = append(found, f.objects[o][name])
+		}
+	}
+	return found, nil
+}
+
+func (f *fake) define(_ context.Context, o object, text string) error {
+	var named struct {
+		Name string `xml:"name"`
+	}
+	if err := xml.Unmarshal([]byte(text), &named); err != nil {
+		return err
+	}
+	return f.act("define", o, named.Name, func(d *definition) { d.stored = text })
+}
+
+func (f *fake) undefine(_ context.Context, o object, name string) error {
+	return f.act("undefine", o, name, func(d *definition) { d.stored = "" })
+}
+
+func (f *fake) start(_ context.Context, o object, name string) error {
+	return f.act("start", o, name, func(d *definition) { d.running = d.stored })
+}
+
+func (f *fake) stop(_ context.Context, o object, name string) error {
+	return f.act("stop", o, name, func(d *definition) { d.running = "" })
+}
+
+func (f *fake) autostart(_ context.Context, o object, name string, on bool) error {
+	return f.act("autostart", o, name, func(d *definition) { d.autostart = on })
+}
+
+func (f *fake) volumes(_ context.Context, pool string, names []string) ([]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var found []string
+	for _, name := range slices.Sorted(maps.Keys(f.files[pool])) {
+		if names == nil || slices.Contains(names, name) {
+			found = append(found, f.files[pool][name])
+		}
+	}
+	return found, nil
+}
+
+func (f *fake) volumeAt(_ context.Context, path string) (pool, name string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for pool, files := range f.files {
+		for name, text := range files {
+			if strings.Contains(text, "<path>"+strings.ReplaceAll(path, "//", "/")+"</path>") {
+				return pool, name, nil
+			}
+		}
+	}
+	return "", "", nil
+}
+
+func (f *fake) createVolume(_ context.Context, pool, text string) error { return nil }
+
+func (f *fake) resizeVolume(_ context.Context, pool, name string, _ uint64) error {
+	return f.fail("resize " + pool + "/" + name)
+}
+
+func (f *fake) deleteVolume(_ context.Context, pool, name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.files[pool], name)
+	return nil
+}
+
+func (f *fake) domains(context.Context) ([]definition, error) { return f.guests, nil }
+
+func (f *fake) resizeDisk(_ context.Context, domain, device string, _ uint64) error {
+	return f.fail("resize disk " + device + " of " + domain)
+}
+
+// updateHost does what libvirt does: a new reservation must differ from all others in everything, a changed one replaces the first that
+// it equals in anything, and one is deleted that has all that is given.
+func (f *fake) updateHost(_ context.Context, network string, how hostUpdate, text string, stored, running bool) error {
+	var h libvirtxml.NetworkDHCPHost
+	if err := xml.Unmarshal([]byte(text), &h); err != nil {
+		return err
+	}
+	anything := func(o libvirtxml.NetworkDHCPHost) bool {
+		return h.MAC != "" && strings.EqualFold(o.MAC, h.MAC) || h.IP != "" && o.IP == h.IP || h.Name != "" && o.Name == h.Name
+	}
+	everything := func(o libvirtxml.NetworkDHCPHost) bool {
+		return (h.MAC == "" || strings.EqualFold(o.MAC, h.MAC)) && (h.IP == "" || o.IP == h.IP) && (h.Name == "" || o.Name == h.Name)
+	}
+	edit := func(text string) (string, error) {
+		var n libvirtxml.Network
+		if err := n.Unmarshal(text); err != nil {
+			return "", err
+		}
+		if n.IPs[0].DHCP == nil {
+			n.IPs[0].DHCP = &libvirtxml.NetworkDHCP{}
+		}
+		hosts := &n.IPs[0].DHCP.Hosts
+		i := slices.IndexFunc(*hosts, anything)
+		switch {
+		case how == addHost && i >= 0:
+			return "", &answer{class: providers.Invalid, err: errorText("there is an existing dhcp host entry")}
+		case how == addHost:
+			*hosts = append(*hosts, h)
+		case how == deleteHost:
+			*hosts = slices.DeleteFunc(*hosts, everything)
+		case i < 0:
+			return "", &answer{class: providers.Invalid, err: errorText("couldn't locate an existing dhcp host entry")}
+		default:
+			(*hosts)[i] = h
+		}
+		return n.Marshal()
+	}
+	side := map[bool]string{true: "stored", false: "running"}[stored]
+	var failed error
+	err := f.act([]string{"add", "modify", "delete"}[how]+" "+h.MAC+" "+side, networkObject, network, func(d *definition) {
+		now := *d
+		if stored {
+			if now.stored, failed = edit(d.stored); failed != nil {
+				return
+			}
+		}
+		if running {
+			if now.running, failed = edit(d.running); failed != nil {
+				return
+			}
+		}
+		*d = now
+	})
+	if err == nil {
+		err = failed
+	}
+	return err
+}
+
+func (f *fake) version(context.Context) (string, error) { return "fake", nil }
+func (f *fake) alive() bool                             { return true }
+func (f *fake) lost() <-chan struct{}                   { return f.ended }
+func (f *fake) close()                                  {}
+
+// put gives the fake an object that is stored, and that runs as running says.
+func (f *fake) put(o object, name, stored, running string) {
+	f.objects[o][name] = definition{name: name, stored: stored, running: running, autostart: true}
+}
+
+// open serves the fake.
+func (f *fake) open(t *testing.T) *providers.Provider {
+	t.Helper()
+	p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site, Poll: 10 * time.Millisecond},
+		func(string, func(object, string)) (conn, error) { return f, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// served returns one of the provider's kinds.
+func served(t *testing.T, p *providers.Provider, name string) providers.Served {
+	t.Helper()
+	for _, k := range p.Kinds {
+		if k.Name == name {
+			return k
+		}
+	}
+	t.Fatalf("there is no kind %s", name)
+	return providers.Served{}
+}
+
+// updated changes fields of a thing from what they are.
+func updated(t *testing.T, p *providers.Provider, name, id string, fields schema.Object) error {
+	t.Helper()
+	k := served(t, p, name).Kind
+	things, err := k.Get(t.Context(), []string{id})
+	if err != nil || len(things) != 1 {
+		t.Fatalf("looking at %s %s shows %d things (%v)", name, id, len(things), err)
+	}
+	c := calling(name, id)
+	c.Have, c.Want, c.Version = things[0].Spec, things[0].Spec.Clone(), things[0].Version
+	maps.Copy(c.Want, fields)
+	return k.Update(t.Context(), c)
+}
+
+func calling(kind, id string) providers.Call {
+	return providers.Call{Ref: schema.Ref{Scope: "n1", Kind: kind, Name: id[strings.LastIndexByte(id, '/')+1:]}, ID: id, Epoch: 1}
+}
+
+// expect checks the class of an error, whether nothing more will come of the call, and what it says.
+func expect(t *testing.T, err error, class providers.Class, over bool, says string) {
+	t.Helper()
+	if err == nil || providers.ClassOf(err) != class || providers.Over(err) != over || !strings.Contains(err.Error(), says) {
+		t.Errorf("it ended as %s (over %t), want %s (over %t) and %q: %v", providers.ClassOf(err), providers.Over(err), class, over, says, err)
+	}
+}
+
+// reserved is a network with reservations.
+func reserved(hosts string) string {
+	return "<network><name>net</name><bridge name='virbr7' stp='on' delay='0'/><ip address='10.0.0.1' netmask='255.255.255.0'><dhcp>" + hosts + "</dhcp></ip></network>"
+}
