@@ -249,11 +249,12 @@ func (k dhcpHosts) update(ch *change, have providers.Thing, want schema.Object) 
 		case strings.EqualFold(side.is.MAC, h.MAC):
 			err = change(modifyHost, h)
 		default:
+			before := ch.done()
 			if err = change(deleteHost, side.is); err != nil {
 				break
 			}
 			if err = change(addHost, h); err != nil && change(addHost, side.is) == nil {
-				ch.undone()
+				ch.undone(before)
 			}
 		}
 		if err != nil {

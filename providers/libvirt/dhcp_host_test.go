@@ -37,3 +37,33 @@ func TestModifyTaken(t *testing.T) {
 		})
 	}
 }
+
+// When the second half of a change fails, the first one is not forgotten because the second is undone.
+func TestHalfModified(t *testing.T) {
+	f := newFake()
+	f.put(networkObject, "net", reserved(hostB), reserved(hostB))
+	f.fail = func(call string) error {
+		if call == "add 52:54:00:00:00:0c running net" {
+			return refusal("no")
+		}
+		return nil
+	}
+	expect(t, updated(t, f.open(t), "libvirt.dhcp_host", "net/b", schema.Object{"mac": "52:54:00:00:00:0c"}), providers.Unknown, true, "no")
+	now := f.objects[networkObject]["net"]
+	if !strings.Contains(now.stored, "00:0c") || !strings.Contains(now.running, "00:0b") {
+		t.Errorf("the network is now %v", now)
+	}
+}
+
+// A change of which nothing stays is no change.
+func TestModifiedBack(t *testing.T) {
+	f := newFake()
+	f.put(networkObject, "net", reserved(hostB), reserved(hostB))
+	f.fail = func(call string) error {
+		if call == "add 52:54:00:00:00:0c stored net" {
+			return refusal("no")
+		}
+		return nil
+	}
+	expect(t, updated(t, f.open(t), "libvirt.dhcp_host", "net/b", schema.Object{"mac": "52:54:00:00:00:0c"}), providers.Invalid, false, "no")
+}

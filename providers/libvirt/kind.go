@@ -186,11 +186,18 @@ func (ch *change) whole(call func() error) error {
 	return err
 }
 
-// undone tells of a change that it has had no effect, because what was done of it was undone.
-func (ch *change) undone() {
+// done reports whether a change has had an effect so far.
+func (ch *change) done() bool {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
-	ch.sent, ch.did = false, false
+	return ch.did
+}
+
+// undone tells of a change that what was done of it since then was undone; before is what done reported then.
+func (ch *change) undone(before bool) {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	ch.sent, ch.did = before, before
 }
 
 // effects reports whether a change may have had an effect, and whether nothing more can come of it.

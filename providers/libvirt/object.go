@@ -100,7 +100,7 @@ func (ch *change) back(reason error, undo func() error) error {
 	if err := undo(); err != nil {
 		return fmt.Errorf("%w; it was not possible to undo what was done before: %w", reason, err)
 	}
-	ch.undone()
+	ch.undone(false)
 	var a *answer
 	if errors.As(reason, &a) && a.class == providers.Unknown {
 		a.class = providers.Invalid
