@@ -41,7 +41,9 @@ func newFake() *fake {
 }
 
 // refusal is an error of libvirt that says nothing about its reason.
-func refusal(says string) error { return &answer{class: providers.Unknown, code: "1", err: errorText(says)} }
+func refusal(says string) error {
+	return &answer{class: providers.Unknown, code: "1", err: errorText(says)}
+}
 
 type errorText string
 

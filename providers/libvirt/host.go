@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"sync"
 
 	"converge.dev/converge/internal/keyed"
@@ -24,6 +25,12 @@ type host struct {
 	mu     sync.Mutex
 	link   *link         // the newest; nil before the first
 	closed chan struct{} // closed with the provider
+}
+
+// here reports whether the host is the node that this program runs on: its URI names none.
+func (h *host) here() bool {
+	u, err := url.Parse(h.URI)
+	return err == nil && u.Host == ""
 }
 
 // A link is a connection with those who use it: it is closed when it is replaced and the last call on it has returned.

@@ -381,7 +381,7 @@ func inUse(n *node) {
 				n.fails(n.update("libvirt.network", "net", schema.Object{"domain": "b.example"}), providers.Invalid, "domain converge-in-use has an interface")
 			})
 		}
-		n.fails(n.delete("libvirt.volume", "p/disk"), providers.Invalid, "a disk of domain converge-in-use")
+		n.fails(n.delete("libvirt.volume", "p/disk"), providers.Invalid, "disk vda of domain converge-in-use")
 		n.fails(n.delete("libvirt.volume", "p/base"), providers.Invalid, "the backing volume of p/disk")
 		n.fails(n.delete("libvirt.network", "net"), providers.Invalid, "domain converge-in-use has an interface")
 		capacity := n.look("libvirt.volume", "p/disk").Spec["capacity"].(int64) * 2

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 
@@ -220,51 +221,69 @@ func (volumes) update(ch *change, have providers.Thing, want schema.Object) erro
 	if err != nil {
 		return err
 	}
-	uses, err := ch.uses(v.Target.Path, h.Pool, v.Name)
+	uses, err := ch.uses(image{h.Pool, v.Name, v.Target.Path})
 	if err != nil {
 		return err
 	}
 	bytes := uint64(s.Capacity)
-	if i := slices.IndexFunc(uses, func(u use) bool { return u.runs }); i >= 0 {
-		return ch.do(func() error { return ch.resizeDisk(ch.ctx, uses[i].domain, uses[i].device, bytes) })
+	uses = slices.DeleteFunc(uses, func(u use) bool { return !u.runs })
+	for _, u := range uses {
+		if u.device == "" { // QEMU would not notice, or write over it
+			return refuse(providers.Invalid, "volume %s is %s, which is running", have.ID, u)
+		}
+	}
+	if len(uses) > 0 {
+		return ch.do(func() error { return ch.resizeDisk(ch.ctx, uses[0].domain, uses[0].device, bytes) })
 	}
 	return ch.do(func() error { return ch.resizeVolume(ch.ctx, h.Pool, v.Name, bytes) })
 }
 
-// remove refuses what libvirt would do without a question: to delete the image of a domain, or one that others are based on.
+// remove refuses what libvirt would do without a question: to delete what a domain needs, or an image that others are based on.
 func (volumes) remove(ch *change, have providers.Thing) error {
 	pool, name, _ := strings.Cut(have.ID, "/")
 	v, err := ch.image(have.ID)
 	if err != nil {
 		return err
 	}
-	uses, err := ch.uses(v.Target.Path, pool, name)
-	if err != nil {
-		return err
-	}
-	if len(uses) > 0 {
-		return refuse(providers.Invalid, "volume %s is a disk of domain %s", have.ID, uses[0].domain)
-	}
+	i := image{pool, name, v.Target.Path}
 	all, err := (volumes{}).list(ch.ctx, ch, nil)
 	if err != nil {
 		return err
 	}
 	for _, th := range all {
-		if th.Spec["backing"] == have.ID {
+		backing, _ := th.Spec["backing"].(string)
+		is := backing == have.ID
+		if strings.HasPrefix(backing, "/") { // no pool has it by this path
+			if is, err = ch.leads(backing, i); err != nil {
+				return err
+			}
+		}
+		if is {
 			return refuse(providers.Invalid, "volume %s is the backing volume of %s", have.ID, th.ID)
 		}
+	}
+	uses, err := ch.uses(i)
+	if err != nil {
+		return err
+	}
+	if len(uses) > 0 {
+		return refuse(providers.Invalid, "volume %s is %s", have.ID, uses[0])
 	}
 	return ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name) })
 }
 
-// A use of an image is a disk of a domain.
+// A use is what a domain needs an image for.
 type use struct {
-	domain, device string
-	runs           bool // the domain is running with it
+	domain string
+	as     string // such as "disk vda"
+	device string // the disk whose top image it is, which a running domain writes; otherwise empty
+	runs   bool   // the domain is running with it
 }
 
-// uses returns the disks that have an image, by its path or by its names.
-func (ch *change) uses(path, pool, volume string) ([]use, error) {
+func (u use) String() string { return u.as + " of domain " + u.domain }
+
+// uses returns what domains need an image for.
+func (ch *change) uses(image image) ([]use, error) {
 	ds, err := ch.domains(ch.ctx)
 	if err != nil {
 		return nil, err
@@ -279,12 +298,12 @@ func (ch *change) uses(path, pool, volume string) ([]use, error) {
 			if err := domain.Unmarshal(xml); err != nil {
 				return nil, fmt.Errorf("the definition of domain %s: %w", d.name, err)
 			}
-			if domain.Devices == nil {
-				continue
-			}
-			for _, disk := range domain.Devices.Disks {
-				if disk.Target != nil && isImage(disk.Source, path, pool, volume) {
-					found = append(found, use{d.name, disk.Target.Dev, xml == d.running})
+			for _, n := range needs(&domain) {
+				switch is, err := ch.isImage(n.source, image); {
+				case err != nil:
+					return nil, err
+				case is:
+					found = append(found, use{d.name, n.as, n.device, xml == d.running})
 				}
 			}
 		}
@@ -292,12 +311,81 @@ func (ch *change) uses(path, pool, volume string) ([]use, error) {
 	return found, nil
 }
 
-func isImage(s *libvirtxml.DomainDiskSource, path, pool, volume string) bool {
+// A need is something that a domain opens.
+type need struct {
+	as, device string // as those of a use
+	source     *libvirtxml.DomainDiskSource
+}
+
+// needs returns what a domain opens and may be an image: its disks, what those are based on or copied to, and what it boots.
+func needs(d *libvirtxml.Domain) []need {
+	var found []need
+	if d.Devices != nil {
+		for _, disk := range d.Devices.Disks {
+			device := ""
+			if disk.Target != nil {
+				device = disk.Target.Dev
+			}
+			below := func(as string, b *libvirtxml.DomainDiskBackingStore) {
+				for ; b != nil; b = b.BackingStore {
+					found = append(found, need{as, "", b.Source})
+				}
+			}
+			found = append(found, need{"disk " + device, device, disk.Source})
+			below("what is below disk "+device, disk.BackingStore)
+			if m := disk.Mirror; m != nil {
+				as := "the copy of disk " + device
+				found = append(found, need{as, "", m.Source})
+				below(as, m.BackingStore)
+			}
+		}
+	}
+	if d.OS == nil {
+		return found
+	}
+	file := func(as, path string) {
+		found = append(found, need{as, "", &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: strings.TrimSpace(path)}}})
+	}
+	file("the kernel", d.OS.Kernel)
+	file("the initrd", d.OS.Initrd)
+	if d.OS.Loader != nil {
+		file("the loader", d.OS.Loader.Path)
+	}
+	if n := d.OS.NVRam; n != nil {
+		file("the nvram", n.NVRam)
+		file("the nvram", n.Template)
+		found = append(found, need{"the nvram", "", n.Source})
+	}
+	return found
+}
+
+// An image is a volume with its path.
+type image struct{ pool, volume, path string }
+
+func (ch *change) isImage(s *libvirtxml.DomainDiskSource, i image) (bool, error) {
 	switch {
 	case s == nil:
-		return false
-	case s.File != nil && s.File.File == path:
-		return true
+		return false, nil
+	case s.Volume != nil:
+		return s.Volume.Pool == i.pool && s.Volume.Volume == i.volume, nil
+	case s.File != nil:
+		return ch.leads(s.File.File, i)
 	}
-	return s.Volume != nil && s.Volume.Pool == pool && s.Volume.Volume == volume
+	return false, nil
+}
+
+// leads reports whether a path leads to an image. libvirt does not follow symbolic links; on its own node this program can.
+func (ch *change) leads(path string, i image) (bool, error) {
+	if path == "" || path == i.path {
+		return path != "", nil
+	}
+	if ch.host.here() {
+		a, err := os.Stat(path)
+		b, err2 := os.Stat(i.path)
+		if err == nil && err2 == nil && os.SameFile(a, b) {
+			return true, nil
+		}
+	}
+	pool, name, err := ch.volumeAt(ch.ctx, path)
+	return pool == i.pool && name == i.volume, err
 }
