@@ -27,13 +27,14 @@ type conn interface {
 	read(ctx context.Context, o object, names []string) ([]definition, error)
 	define(ctx context.Context, o object, xml string) error
 	undefine(ctx context.Context, o object, name string) error
-	// start starts an object; a pool gets its directory when that does not exist.
 	start(ctx context.Context, o object, name string) error
 	stop(ctx context.Context, o object, name string) error
 	autostart(ctx context.Context, o object, name string, on bool) error
 
+	// build makes the directory of a stopped pool when that does not exist.
+	build(ctx context.Context, pool string) error
 	// volumes returns the definitions of the volumes of a pool with the given names, of all when names is nil. Those that do not exist
-	// are left out.
+	// are left out; when one cannot be read because its file is gone, it fails.
 	volumes(ctx context.Context, pool string, names []string) ([]string, error)
 	// volumeAt returns the pool and the name of the volume with a path; empty when there is none.
 	volumeAt(ctx context.Context, path string) (pool, name string, err error)

@@ -352,15 +352,19 @@ func (l *library) start(ctx context.Context, o object, name string) error {
 	return l.with(ctx, o, name, func(h handle) error {
 		switch h := h.(type) {
 		case *virt.StoragePool:
-			if l.memory {
-				return h.Create(virt.STORAGE_POOL_CREATE_NORMAL)
-			}
-			return h.Create(virt.STORAGE_POOL_CREATE_WITH_BUILD)
+			return h.Create(virt.STORAGE_POOL_CREATE_NORMAL)
 		case *virt.Network:
 			return h.Create()
 		}
 		return fmt.Errorf("a %T cannot be started", h)
 	})
+}
+
+func (l *library) build(ctx context.Context, pool string) error {
+	if l.memory {
+		return nil
+	}
+	return l.withPool(ctx, pool, func(p *virt.StoragePool) error { return p.Build(virt.STORAGE_POOL_BUILD_NEW) })
 }
 
 func (l *library) stop(ctx context.Context, o object, name string) error {
@@ -388,8 +392,9 @@ func (l *library) withVolume(ctx context.Context, pool, name string, call func(v
 	})
 }
 
+// volumes fails when a file is gone that the pool lists: what is missing because a directory is not mounted must not look absent.
 func (l *library) volumes(ctx context.Context, pool string, names []string) ([]string, error) {
-	var found []string
+	var found, unread []string
 	err := l.withPool(ctx, pool, func(p *virt.StoragePool) error {
 		vs, err := volumesOf(p, names)
 		defer func() {
@@ -405,7 +410,19 @@ func (l *library) volumes(ctx context.Context, pool string, names []string) ([]s
 				return context.Cause(ctx)
 			}
 			switch xml, err := v.GetXMLDesc(0); {
-			case isAbsent(err): // also when its file is gone
+			case isAbsent(err):
+				name, err := v.GetName()
+				if err != nil {
+					return err
+				}
+				switch again, err := p.LookupStorageVolByName(name); {
+				case isAbsent(err): // it was deleted meanwhile
+				case err != nil:
+					return err
+				default:
+					free(again)
+					unread = append(unread, name)
+				}
 			case err != nil:
 				return err
 			default:
@@ -414,6 +431,10 @@ func (l *library) volumes(ctx context.Context, pool string, names []string) ([]s
 		}
 		return nil
 	})
+	if err == nil && len(unread) > 0 {
+		return nil, refuse(providers.Invalid, "pool %s lists the volume %s, but its file is gone, so it is unknown: the directory of the pool may not be mounted, "+
+			"or somebody has deleted the file and the pool needs a refresh (virsh pool-refresh %s)", pool, unread[0], pool)
+	}
 	return found, err
 }
 

@@ -96,6 +96,8 @@ func (f *fake) start(_ context.Context, o object, name string) error {
 	return f.act("start", o, name, func(d *definition) { d.running = d.stored })
 }
 
+func (f *fake) build(_ context.Context, pool string) error { return f.fail("build " + pool) }
+
 func (f *fake) stop(_ context.Context, o object, name string) error {
 	return f.act("stop", o, name, func(d *definition) { d.running = "" })
 }

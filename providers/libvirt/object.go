@@ -36,7 +36,12 @@ func (ch *change) establish(t target) error {
 	if err != nil {
 		return err
 	}
-	err = ch.move(t, definition{name: t.name})
+	if t.object == poolObject { // one that exists may have a directory that is not mounted, and is not given another one
+		err = ch.do(func() error { return ch.build(ch.ctx, t.name) })
+	}
+	if err == nil {
+		err = ch.move(t, definition{name: t.name})
+	}
 	if !errors.As(err, new(*answer)) {
 		return err
 	}

@@ -343,8 +343,8 @@ func cannotStart(n *node) {
 	n.field("libvirt.network", "other", "active", true)
 }
 
-// byHand: libvirt looks at a directory only when it is told to. A file that appeared since is not overwritten, and one that is gone is not
-// reported.
+// byHand: libvirt looks at a directory only when it is told to. A file that appeared since is not overwritten, and one that is gone is
+// unknown until then, because the whole directory may be missing.
 func byHand(n *node) {
 	n.must(n.create("libvirt.pool", "p", schema.Object{"path": n.dir + "/p"}))
 	n.must(os.WriteFile(filepath.Join(n.dir, "p", "v"), []byte("precious"), 0o600))
@@ -358,9 +358,28 @@ func byHand(n *node) {
 		n.Errorf("a new volume of 64 MiB has %d bytes, and %d of them on the disk", file.Size, file.Blocks*512)
 	}
 	n.must(os.Remove(filepath.Join(n.dir, "p", "w")))
+	_, get := n.kind("libvirt.volume").Get(n.Context(), []string{"p/w"})
+	_, list := providers.Collect(n.kind("libvirt.volume").List(n.Context()))
+	for _, err := range []error{get, list} {
+		n.fails(err, providers.Invalid, "pool p lists the volume w", "may not be mounted", "virsh pool-refresh p")
+	}
+	n.host.Virsh(n, "pool-refresh", "p")
 	if things, err := n.kind("libvirt.volume").Get(n.Context(), []string{"p/w"}); err != nil || len(things) > 0 {
 		n.Errorf("a volume whose file is gone is observed as %v (%v)", things, err)
 	}
+	n.look("libvirt.volume", "p/v") // the one that appeared
+
+	// A pool that exists does not get a directory in the place of one that is not mounted.
+	n.must(n.update("libvirt.pool", "p", schema.Object{"active": false}))
+	n.must(os.Rename(filepath.Join(n.dir, "p"), filepath.Join(n.dir, "away")))
+	n.unchanged(func() {
+		n.fails(n.update("libvirt.pool", "p", schema.Object{"active": true}), providers.Invalid, "No such file or directory")
+	})
+	if _, err := os.Stat(filepath.Join(n.dir, "p")); err == nil {
+		n.Error("the pool got another directory")
+	}
+	n.must(os.Rename(filepath.Join(n.dir, "away"), filepath.Join(n.dir, "p")))
+	n.must(n.update("libvirt.pool", "p", schema.Object{"active": true}))
 }
 
 // inUse runs a domain with a volume and an interface: neither is taken from under it, and the volume grows with it.
