@@ -202,7 +202,7 @@ func (k dhcpHosts) create(ch *change, want schema.Object) error {
 	if err != nil {
 		return err
 	}
-	return ch.whole(func() error { return ch.put(d, addHost, h, true, d.running != "") })
+	return ch.whole(networkObject, d.name, func() error { return ch.put(d, addHost, h, true, d.running != "") })
 }
 
 // put changes a reservation. libvirt checks it for what is stored and for what runs before it changes either.
@@ -239,7 +239,7 @@ func (k dhcpHosts) update(ch *change, have providers.Thing, want schema.Object) 
 		stored bool
 	}{{r.stored, true}, {r.running, false}} {
 		change := func(how hostUpdate, h *libvirtxml.NetworkDHCPHost) error {
-			return ch.whole(func() error { return ch.put(d, how, h, side.stored, !side.stored) })
+			return ch.whole(networkObject, d.name, func() error { return ch.put(d, how, h, side.stored, !side.stored) })
 		}
 		switch {
 		case !side.stored && d.running == "":
@@ -249,12 +249,16 @@ func (k dhcpHosts) update(ch *change, have providers.Thing, want schema.Object) 
 		case strings.EqualFold(side.is.MAC, h.MAC):
 			err = change(modifyHost, h)
 		default:
-			before := ch.done()
+			did := ch.done()
+			before, failed := ch.read(ch.ctx, networkObject, []string{d.name})
+			if err = failed; err != nil {
+				break
+			}
 			if err = change(deleteHost, side.is); err != nil {
 				break
 			}
-			if err = change(addHost, h); err != nil && change(addHost, side.is) == nil {
-				ch.undone(before)
+			if err = change(addHost, h); err != nil && change(addHost, side.is) == nil && ch.remains(networkObject, d.name, before) {
+				ch.undone(did)
 			}
 		}
 		if err != nil {

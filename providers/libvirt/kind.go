@@ -176,14 +176,28 @@ func (ch *change) do(call func() error) error {
 	return err
 }
 
-// whole makes a call of which libvirt carries out all or nothing: when it answers with an error that has no better class, the values
-// are to blame, and nothing has happened.
-func (ch *change) whole(call func() error) error {
-	err := ch.do(call)
-	if a := (*answer)(nil); errors.As(err, &a) && a.class == providers.Unknown {
+// whole makes a call of which libvirt carries out all or nothing, on an object. libvirt uses the errors that have no better class for
+// wrong values as well as for what happens to itself halfway, such as a full disk. So then it is read again: the values are to blame
+// when the object is as it was, and otherwise the outcome stays unknown.
+func (ch *change) whole(o object, name string, call func() error) error {
+	before, err := ch.read(ch.ctx, o, []string{name})
+	if err != nil {
+		return err
+	}
+	err = ch.do(call)
+	if a := (*answer)(nil); errors.As(err, &a) && a.class == providers.Unknown && ch.remains(o, name, before) {
 		a.class = providers.Invalid
 	}
 	return err
+}
+
+// remains reports whether an object is as it was before; before is empty for one that did not exist.
+func (ch *change) remains(o object, name string, before []definition) bool {
+	now, err := ch.read(ch.ctx, o, []string{name})
+	return err == nil && slices.EqualFunc(now, before, func(a, b definition) bool {
+		return a.name == b.name && a.transient == b.transient && a.autostart == b.autostart &&
+			sameValues(a.stored, b.stored) && sameValues(a.running, b.running)
+	})
 }
 
 // done reports whether a change has had an effect so far.

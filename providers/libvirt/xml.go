@@ -4,6 +4,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -26,6 +27,28 @@ func missing(document, other string) []string {
 	}
 	slices.Sort(paths)
 	return paths
+}
+
+// sameValues reports whether two documents of libvirt have the same values, besides those that change by themselves.
+func sameValues(document, other string) bool {
+	if document == "" || other == "" {
+		return document == other
+	}
+	a, err := values(document)
+	b, err2 := values(other)
+	if err != nil || err2 != nil {
+		return document == other
+	}
+	for _, v := range []map[string]int{a, b} {
+		maps.DeleteFunc(v, func(at string, _ int) bool { return bySelf(at) })
+	}
+	return maps.Equal(a, b)
+}
+
+// bySelf reports whether a value is one that changes by itself: the space of a pool, and how many interfaces are in a network.
+func bySelf(value string) bool {
+	at, _, _ := strings.Cut(value, "=")
+	return strings.HasSuffix(at, "/@connections") || slices.Contains([]string{"pool/capacity", "pool/allocation", "pool/available"}, at)
 }
 
 // values counts the elements, texts and attributes of a document, as PATH, PATH=TEXT and PATH/@NAME=VALUE.
