@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -347,8 +348,17 @@ func (networks) update(ch *change, have providers.Thing, want schema.Object) err
 		if t.xml, err = n.Marshal(); err != nil {
 			return refuse(providers.Invalid, "it cannot be written as XML: %w", err)
 		}
-		if lost := unknown(d.stored); len(lost) > 0 {
-			return refuse(providers.Invalid, "its definition has settings that would be lost: %s", strings.Join(lost, ", "))
+		strange, err := strangeOf(d.stored)
+		if err != nil {
+			return err
+		}
+		lost, err := lostBy(d.stored, t.xml)
+		if err != nil {
+			return err
+		}
+		if lost = append(places(strange), lost...); len(lost) > 0 { // the undo would not bring them back
+			slices.Sort(lost)
+			return refuse(providers.Invalid, "its definition has settings that are not in its spec and would be lost: %s", strings.Join(slices.Compact(lost), ", "))
 		}
 	}
 	if d.running != "" {
@@ -403,7 +413,7 @@ func (networks) remove(ch *change, have providers.Thing) error {
 	if err := ch.unused(have.ID, false); err != nil {
 		return err
 	}
-	extras, err := extrasOf(d)
+	extras, err := extrasOf(d.stored)
 	switch {
 	case err != nil:
 		return err
@@ -414,14 +424,20 @@ func (networks) remove(ch *change, have providers.Thing) error {
 }
 
 // extrasOf returns what is in the definition of a network besides its spec and what libvirt fills in.
-func extrasOf(d definition) ([]string, error) {
-	n, err := parseNetwork(d.stored)
+func extrasOf(definition string) ([]string, error) {
+	_, extras, err := contents(definition)
+	return places(extras), err
+}
+
+// contents returns all values of the definition of a network, and those of them that are neither in its spec nor filled in by libvirt.
+func contents(definition string) (all, extras map[string]int, err error) {
+	n, err := parseNetwork(definition)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	bare := libvirtxml.Network{Name: n.Name, UUID: n.UUID}
 	if err := describe(&bare, described(n)); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if n.Bridge != nil && modeOf(n) != "bridge" {
 		bare.Bridge = &libvirtxml.NetworkBridge{Name: n.Bridge.Name, STP: "on", Delay: "0"}
@@ -434,27 +450,69 @@ func extrasOf(d definition) ([]string, error) {
 			bare.Forward.Interfaces = []libvirtxml.NetworkForwardInterface{{Dev: n.Forward.Dev}}
 		}
 	}
-	all, err := n.Marshal()
+	text, err := n.Marshal()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	kept, err := bare.Marshal()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return append(unknown(d.stored), missing(all, kept)...), nil
+	if all, err = values(text); err != nil {
+		return nil, nil, err
+	}
+	described, err := values(kept)
+	if err != nil {
+		return nil, nil, err
+	}
+	extras = without(all, described)
+	strange, err := strangeOf(definition)
+	for at, n := range strange {
+		all[at] += n
+		extras[at] += n
+	}
+	return all, extras, err
 }
 
-// unknown returns what is in the definition of a network and would be lost when it is read and written again, because the types of this
-// program do not have it.
-func unknown(definition string) []string {
+// strangeOf returns what is in the definition of a network and would be lost when it is read and written again, because the types of
+// this program do not have it.
+func strangeOf(definition string) (map[string]int, error) {
 	var n libvirtxml.Network
 	if err := n.Unmarshal(definition); err != nil {
-		return []string{err.Error()}
+		return nil, err
 	}
-	again, err := n.Marshal()
+	text, err := n.Marshal()
 	if err != nil {
-		return []string{err.Error()}
+		return nil, err
 	}
-	return slices.DeleteFunc(missing(definition, again), func(at string) bool { return at == "network/@connections" }) // a count, of a running one
+	have, err := values(definition)
+	if err != nil {
+		return nil, err
+	}
+	kept, err := values(text)
+	if err != nil {
+		return nil, err
+	}
+	strange := without(have, kept)
+	maps.DeleteFunc(strange, func(at string, _ int) bool { return bySelf(at) })
+	return strange, nil
+}
+
+// lostBy returns what one definition of a network has besides its spec and another one has not.
+func lostBy(definition, other string) ([]string, error) {
+	all, extras, err := contents(definition)
+	if err != nil {
+		return nil, err
+	}
+	there, still, err := contents(other)
+	if err != nil {
+		return nil, err
+	}
+	lost := map[string]int{}
+	for at, n := range extras {
+		if still[at] < n && there[at] < all[at] {
+			lost[at] = n
+		}
+	}
+	return places(lost), nil
 }

@@ -9,24 +9,26 @@ import (
 	"strings"
 )
 
-// missing returns where a document has values that another one has not, as paths of elements and attributes.
-func missing(document, other string) []string {
-	have, err := values(document)
-	if err != nil {
-		return []string{err.Error()}
-	}
-	there, err := values(other)
-	if err != nil {
-		return []string{err.Error()}
-	}
-	var paths []string
-	for v, n := range have {
-		if path, _, _ := strings.Cut(v, "="); n > there[v] && !slices.Contains(paths, path) {
-			paths = append(paths, path)
+// without returns the values of one document that are not in another one.
+func without(have, there map[string]int) map[string]int {
+	rest := map[string]int{}
+	for at, n := range have {
+		if n > there[at] {
+			rest[at] = n - there[at]
 		}
 	}
+	return rest
+}
+
+// places returns where values are, as paths of elements and attributes.
+func places(values map[string]int) []string {
+	var paths []string
+	for at := range values {
+		path, _, _ := strings.Cut(at, "=")
+		paths = append(paths, path)
+	}
 	slices.Sort(paths)
-	return paths
+	return slices.Compact(paths)
 }
 
 // sameValues reports whether two documents of libvirt have the same values, besides those that change by themselves.

@@ -1,0 +1,69 @@
+package libvirt
+
+import (
+	"testing"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+)
+
+// foreignNetwork has settings of others in everything that a spec describes.
+const foreignNetwork = `<network><name>net</name><uuid>0a1b2c3d-0000-4000-8000-000000000001</uuid>
+<forward mode='nat'><nat><address start='192.0.2.1' end='192.0.2.9'/><port start='2000' end='3000'/></nat></forward>
+<bridge name='virbr7' stp='off' delay='0' zone='lab'/><domain name='a.example' localOnly='yes'/>
+<dns><txt name='a' value='b'/></dns>
+<ip address='10.1.0.1' netmask='255.255.255.0'><tftp root='/srv/tftp'/><dhcp><range start='10.1.0.9' end='10.1.0.99'><lease expiry='1' unit='hours'/></range><bootp file='pxe'/></dhcp></ip>
+<portgroup name='web'><vlan trunk='yes'><tag id='5' nativeMode='tagged'/></vlan><virtualport type='openvswitch'/></portgroup>
+</network>`
+
+// What others set within what a spec describes is not dropped by a change of that: the undo could not bring it back.
+func TestUpdateKeepsExtras(t *testing.T) {
+	ip := func(ranges ...any) []any {
+		return []any{map[string]any{"address": "10.1.0.1/24", "dhcp_ranges": ranges}}
+	}
+	kept := map[string]any{"start": "10.1.0.9", "end": "10.1.0.99"}
+	groups := func(vlans ...any) []any {
+		return []any{map[string]any{"name": "web", "default": false, "vlans": vlans}}
+	}
+	for name, c := range map[string]struct {
+		fields schema.Object
+		says   string // empty: it is changed
+	}{
+		"forward mode":     {schema.Object{"forward_mode": "route"}, "network/forward/nat/address, network/forward/nat/address/@end"},
+		"no forward mode":  {schema.Object{"forward_mode": "none"}, "network/forward/nat/port/@start"},
+		"bridge of others": {schema.Object{"forward_mode": "bridge", "bridge": "br0", "ips": []any{}}, "network/bridge/@zone"},
+		"no domain":        {schema.Object{"domain": nil}, "network/domain/@localOnly"},
+		"no address":       {schema.Object{"ips": []any{}}, "network/ip/tftp/@root"},
+		"another address":  {schema.Object{"ips": []any{map[string]any{"address": "10.2.0.1/24"}}}, "network/ip/dhcp/bootp"},
+		"no range":         {schema.Object{"ips": ip()}, "network/ip/dhcp/range/lease"},
+		"no group":         {schema.Object{"port_groups": []any{}}, "network/portgroup/virtualport"},
+		"another VLAN":     {schema.Object{"port_groups": groups(int64(6))}, "network/portgroup/vlan/tag/@nativeMode"},
+
+		"another domain":  {schema.Object{"domain": "b.example"}, ""},
+		"another bridge":  {schema.Object{"bridge": "virbr8"}, ""},
+		"another range":   {schema.Object{"ips": ip(kept, map[string]any{"start": "10.1.0.109", "end": "10.1.0.199"})}, ""},
+		"a second group":  {schema.Object{"port_groups": append(groups(int64(5)), map[string]any{"name": "db", "default": true, "vlans": []any{int64(7)}})}, ""},
+		"an MTU":          {schema.Object{"mtu": int64(1400)}, ""},
+		"forward device":  {schema.Object{"forward_dev": "eth0"}, ""},
+		"autostart alone": {schema.Object{"autostart": false}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			f.put(networkObject, "net", foreignNetwork, "")
+			err := updated(t, f.open(t), "libvirt.network", "net", c.fields)
+			now := f.objects[networkObject]["net"].stored
+			lost, failed := lostBy(foreignNetwork, now)
+			if failed != nil {
+				t.Fatal(failed)
+			}
+			if len(lost) > 0 {
+				t.Errorf("it lost %q", lost)
+			}
+			if c.says != "" {
+				expect(t, err, providers.Invalid, false, c.says)
+			} else if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
