@@ -372,8 +372,26 @@ func (networks) update(ch *change, have providers.Thing, want schema.Object) err
 				return err
 			}
 		}
+		if t.restart || !t.active {
+			if err := stoppable(d, cmp.Or(t.xml, d.stored)); err != nil {
+				return err
+			}
+		}
 	}
 	return ch.adjust(t, d)
+}
+
+// stoppable fails when a network runs with settings of others that are not stored. What is described may differ: that is what a
+// restart is for.
+func stoppable(d definition, stored string) error {
+	if d.running == "" {
+		return nil
+	}
+	lost, err := lostBy(d.running, stored)
+	if err == nil && len(lost) > 0 {
+		err = refuse(providers.Invalid, "network %s runs with settings that are not stored and would be lost when it stops: %s", d.name, strings.Join(lost, ", "))
+	}
+	return err
 }
 
 // unused fails when domains have interfaces in a network; running only counts those that run.
@@ -419,6 +437,9 @@ func (networks) remove(ch *change, have providers.Thing) error {
 		return err
 	case len(extras) > 0:
 		return refuse(providers.Invalid, "settings of network %s that are not in its spec would be lost: %s", have.ID, strings.Join(extras, ", "))
+	}
+	if err := stoppable(d, d.stored); err != nil {
+		return err
 	}
 	return ch.dissolve(networkObject, d)
 }

@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"strings"
 	"testing"
 
 	"converge.dev/converge/providers"
@@ -63,6 +64,49 @@ func TestUpdateKeepsExtras(t *testing.T) {
 				expect(t, err, providers.Invalid, false, c.says)
 			} else if err != nil {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// A network that has more while it runs than is stored is not stopped, whatever for: that would be lost.
+func TestLiveOnly(t *testing.T) {
+	stored := reserved("<range start='10.0.0.9' end='10.0.0.99'/>")
+	live := strings.Replace(reserved("<range start='10.0.0.9' end='10.0.0.99'/>"+hostB), "<ip ", "<dns><txt name='a' value='b'/></dns><ip ", 1)
+	removed := func(t *testing.T, p *providers.Provider) error {
+		return served(t, p, "libvirt.network").Kind.Delete(t.Context(), calling("libvirt.network", "net"))
+	}
+	changed := func(fields schema.Object) func(t *testing.T, p *providers.Provider) error {
+		return func(t *testing.T, p *providers.Provider) error {
+			return updated(t, p, "libvirt.network", "net", fields)
+		}
+	}
+	for name, c := range map[string]struct {
+		running string
+		act     func(t *testing.T, p *providers.Provider) error
+		refused bool
+	}{
+		"restart":              {live, changed(schema.Object{"domain": "a.example"}), true},
+		"stop":                 {live, changed(schema.Object{"active": false}), true},
+		"delete":               {live, removed, true},
+		"store alone":          {live, changed(schema.Object{"domain": "a.example", "in_effect": false}), false},
+		"restart, same":        {strings.Replace(stored, "<network>", "<network connections='3'>", 1), changed(schema.Object{"domain": "a.example"}), false},
+		"restart, other range": {strings.Replace(stored, "10.0.0.99", "10.0.0.88", 1), changed(schema.Object{"in_effect": true}), false},
+		"delete, same":         {strings.Replace(stored, "<network>", "<network connections='3'>", 1), removed, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			f.put(networkObject, "net", stored, c.running)
+			before := f.objects[networkObject]["net"]
+			err := c.act(t, f.open(t))
+			switch now := f.objects[networkObject]["net"]; {
+			case !c.refused && err != nil:
+				t.Error(err)
+			case c.refused:
+				expect(t, err, providers.Invalid, false, "network/dns, network/dns/txt, network/dns/txt/@name, network/dns/txt/@value, network/ip/dhcp/host")
+				if now != before {
+					t.Errorf("the network is now %v", now)
+				}
 			}
 		})
 	}
