@@ -214,6 +214,13 @@ func (ch *change) undone(before bool) {
 	ch.sent, ch.did = before, before
 }
 
+// kept tells of a change that it has had an effect, whatever its calls have answered.
+func (ch *change) kept() {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	ch.sent, ch.did = true, true
+}
+
 // effects reports whether a change may have had an effect, and whether nothing more can come of it.
 func (ch *change) effects() (sent, did bool) {
 	if ch == nil {

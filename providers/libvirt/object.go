@@ -45,7 +45,7 @@ func (ch *change) establish(t target) error {
 	if !errors.As(err, new(*answer)) {
 		return err
 	}
-	return ch.back(err, func() error {
+	return ch.back(t, nil, err, func() error {
 		now, err := ch.found(t.object, t.name)
 		if err != nil {
 			return err
@@ -66,9 +66,9 @@ func (ch *change) adjust(t target, have definition) error {
 		return err
 	}
 	was := target{object: t.object, name: t.name, active: have.running != "", autostart: have.autostart}
-	return ch.back(err, func() error {
+	return ch.back(t, []definition{have}, err, func() error {
 		if t.xml != "" {
-			if err := ch.define(ch.ctx, t.object, have.stored); err != nil {
+			if err := ch.do(func() error { return ch.define(ch.ctx, t.object, have.stored) }); err != nil {
 				return err
 			}
 		}
@@ -100,10 +100,15 @@ func (ch *change) move(t target, have definition) error {
 	return nil
 }
 
-// back undoes a change that libvirt has refused for a reason.
-func (ch *change) back(reason error, undo func() error) error {
+// back undoes a change that libvirt has refused for a reason. It counts as undone when the object is as it was before, which is empty for
+// one that did not exist: what ran may have differed from what was stored, and does not come back.
+func (ch *change) back(t target, before []definition, reason error, undo func() error) error {
 	if err := undo(); err != nil {
 		return fmt.Errorf("%w; it was not possible to undo what was done before: %w", reason, err)
+	}
+	if !ch.remains(t.object, t.name, before) {
+		ch.kept()
+		return fmt.Errorf("%w; what was done before was undone, but %s is not as it was", reason, t.name)
 	}
 	ch.undone(false)
 	var a *answer

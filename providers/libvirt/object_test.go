@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"strings"
 	"testing"
 
 	"converge.dev/converge/providers"
@@ -38,5 +39,40 @@ func TestRefusedWithEffect(t *testing.T) {
 			t.Log(name, effect)
 			expect(t, act(f.open(t)), want, over, "no memory")
 		}
+	}
+}
+
+// A change that was taken back counts as none only when everything is as it was.
+func TestTakenBack(t *testing.T) {
+	ranged := reserved("<range start='10.0.0.9' end='10.0.0.99'/>")
+	renamed := func(domain string) string {
+		return strings.Replace(ranged, "<ip ", "<domain name='"+domain+"'/><ip ", 1)
+	}
+	for name, c := range map[string]struct {
+		stored, running string
+		fail            string // the call that fails when it is made first
+		effect          bool   // it has its effect all the same
+		class           providers.Class
+	}{
+		"all is back":              {ranged, ranged, "start net", false, providers.Invalid},
+		"what ran is lost":         {ranged, renamed("theirs.example"), "start net", false, providers.Unknown},
+		"it failed with an effect": {ranged, ranged, "stop net", true, providers.Invalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			f.put(networkObject, "net", c.stored, c.running)
+			f.effect = c.effect
+			f.fail = func(call string) error {
+				if call == c.fail {
+					c.fail = ""
+					return refusal("for no reason")
+				}
+				return nil
+			}
+			expect(t, updated(t, f.open(t), "libvirt.network", "net", schema.Object{"domain": "a.example", "in_effect": true}), c.class, c.class == providers.Unknown, "for no reason")
+			if now := f.objects[networkObject]["net"]; !sameValues(now.stored, c.stored) || !sameValues(now.running, c.stored) {
+				t.Errorf("the network is now %v", now)
+			}
+		})
 	}
 }
