@@ -258,6 +258,12 @@ func (k *kind) fail(op string, ref schema.Ref, err error, ch *change) error {
 		if e.Class, e.Over = f.class, f.over; did {
 			e.Class, e.Over = providers.Unknown, true
 		}
+	case did: // what is left are errors of this program between calls, such as for a definition that it cannot read
+		e.Over = true
+	case ch == nil: // the next look may find another definition
+		e.Class = providers.Transient
+	case !sent:
+		e.Class = providers.Invalid
 	}
 	return e
 }

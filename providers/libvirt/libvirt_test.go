@@ -207,6 +207,9 @@ func TestClasses(t *testing.T) {
 		{"refused at first", &change{}, refused, providers.Exists, false},
 		{"refused after an effect", &change{sent: true, did: true}, refused, providers.Unknown, true},
 		{"refused without a reason", &change{}, &answer{class: providers.Unknown, err: filepath.ErrBadPattern}, providers.Unknown, true},
+		{"not understood", nil, filepath.ErrBadPattern, providers.Transient, false},
+		{"not understood before a change", &change{}, filepath.ErrBadPattern, providers.Invalid, false},
+		{"not understood after an effect", &change{sent: true, did: true}, filepath.ErrBadPattern, providers.Unknown, true},
 		{"refused by us after an effect", &change{sent: true, did: true}, refuse(providers.Invalid, "no"), providers.Unknown, true},
 	} {
 		err := k.fail("update", ref, c.err, c.ch)

@@ -76,3 +76,17 @@ func TestTakenBack(t *testing.T) {
 		})
 	}
 }
+
+// A definition of others that cannot be read is no reason to wonder what a change has done: nothing was sent.
+func TestUnreadable(t *testing.T) {
+	f := newFake()
+	f.put(networkObject, "net", reserved(""), "")
+	f.put(networkObject, "odd", "<network><name>odd</name><mtu size='many'/></network>", "")
+	p := f.open(t)
+	k := served(t, p, "libvirt.network").Kind
+	_, err := providers.Collect(k.List(t.Context()))
+	expect(t, err, providers.Transient, false, "the definition of odd")
+	expect(t, k.Delete(t.Context(), calling("libvirt.network", "odd")), providers.Invalid, false, "the definition of odd")
+	f.guests = []definition{{name: "vm", stored: "<domain"}}
+	expect(t, k.Delete(t.Context(), calling("libvirt.network", "net")), providers.Invalid, false, "the definition of domain vm")
+}
