@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +25,8 @@ type fake struct {
 	files   map[string]map[string]string // definitions of volumes, by pool and name
 	guests  []definition
 	ended   chan struct{}
+	gone    atomic.Bool // the connection is lost
+	closed  atomic.Bool
 
 	// fail gets each call that changes something, such as "stop net", and returns the error that it fails with.
 	fail func(call string) error
@@ -210,9 +213,9 @@ func (f *fake) updateHost(_ context.Context, network string, how hostUpdate, tex
 }
 
 func (f *fake) version(context.Context) (string, error) { return "fake", nil }
-func (f *fake) alive() bool                             { return true }
+func (f *fake) alive() bool                             { return !f.gone.Load() }
 func (f *fake) lost() <-chan struct{}                   { return f.ended }
-func (f *fake) close()                                  {}
+func (f *fake) close()                                  { f.closed.Store(true) }
 
 // put gives the fake an object that is stored, and that runs as running says.
 func (f *fake) put(o object, name, stored, running string) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"sync"
+	"time"
 
 	"converge.dev/converge/internal/keyed"
 	"converge.dev/converge/providers"
@@ -22,10 +23,22 @@ type host struct {
 	// two networks that are defined at the same time the same bridge.
 	changing keyed.Mutex
 
-	mu     sync.Mutex
-	link   *link         // the newest; nil before the first
-	closed chan struct{} // closed with the provider
+	mu      sync.Mutex    // not held while anything is waited for
+	link    *link         // the newest; nil before the first
+	dialing *attempt      // nil: none
+	closed  chan struct{} // closed with the provider
 }
+
+// An attempt is one to connect, for all who wait for a connection: the library keeps a thread for each, which cannot be interrupted.
+type attempt struct {
+	began time.Time
+	done  chan struct{} // closed when it has ended
+	err   error         // set by then
+}
+
+// abandonAfter is how long an attempt keeps others from being made. A libvirtd that hangs answers when it goes on, and one that ends
+// fails the attempt, but the end of a whole node may never be noticed.
+const abandonAfter = 10 * time.Minute
 
 // here reports whether the host is the node that this program runs on: its URI names none.
 func (h *host) here() bool {
@@ -93,62 +106,112 @@ var errClosed = errors.New("the provider is closed")
 
 // connect returns the connection, and counts the caller as its user; a new one when there is none or it was lost.
 func (h *host) connect(ctx context.Context) (*link, error) {
+	for {
+		l, a, err := h.current()
+		if a == nil {
+			return l, err
+		}
+		if err := h.wait(ctx, a); err != nil {
+			return nil, h.unreached(err)
+		}
+	}
+}
+
+func (h *host) unreached(err error) error {
+	return fmt.Errorf("connect to libvirt at %s: %w", h.URI, err)
+}
+
+// current returns the connection with the caller as its user or, when there is none, the attempt to make one.
+func (h *host) current() (*link, *attempt, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	select {
-	case <-h.closed:
-		return nil, errClosed
-	default:
+	if h.isClosed() {
+		return nil, nil, errClosed
 	}
 	if h.link != nil && h.link.alive() {
-		return h.link.use(), nil
+		return h.link.use(), nil, nil
 	}
+	if h.dialing == nil || time.Since(h.dialing.began) > abandonAfter {
+		h.dialing = &attempt{began: time.Now(), done: make(chan struct{})}
+		go h.reach(h.dialing)
+	}
+	return nil, h.dialing, nil
+}
+
+func (h *host) isClosed() bool {
+	select {
+	case <-h.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// wait waits for an attempt. A libvirtd that hangs accepts a connection and never says anything on it, so the wait has an end.
+func (h *host) wait(ctx context.Context, a *attempt) error {
+	settle := time.NewTimer(time.Until(a.began.Add(h.Settle)))
+	defer settle.Stop()
+	select {
+	case <-a.done:
+		return a.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-h.closed:
+		return errClosed
+	case <-settle.C:
+		err := fmt.Errorf("no answer within %s", h.Settle)
+		h.health.note(ctx, h.unreached(err))
+		return err
+	}
+}
+
+// reach dials. However late its result is, it is used, unless the provider is closed or another attempt is made by then.
+func (h *host) reach(a *attempt) {
 	l := &link{users: 1, told: map[*subscriber]bool{}}
-	c, err := h.reach(ctx, l.event)
-	h.health.note(ctx, err)
-	if err != nil {
-		return nil, err
+	c, err := h.dial(h.URI, l.event)
+	l.conn, a.err = c, err
+	var unused *link
+	h.mu.Lock()
+	current := h.dialing == a
+	if current {
+		h.dialing = nil
+		var down error
+		if err != nil {
+			down = h.unreached(err)
+		}
+		h.health.set(down)
 	}
-	h.drop()
-	l.conn, h.link = c, l
-	return l.use(), nil
-}
-
-// reach dials. A libvirtd that hangs accepts a connection and never says anything on it, so the wait has an end; what comes of the
-// attempt after that is closed.
-func (h *host) reach(ctx context.Context, event func(o object, name string)) (conn, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, h.Settle, fmt.Errorf("no answer within %s", h.Settle))
-	defer cancel()
-	c, err := patiently(ctx, func() (conn, error) { return h.dial(h.URI, event) }, func(c conn) { c.close() })
-	if err != nil {
-		return nil, fmt.Errorf("connect to libvirt at %s: %w", h.URI, err)
+	switch {
+	case err != nil:
+	case current && !h.isClosed():
+		unused, h.link = h.link, l
+	default:
+		unused = l
 	}
-	return c, nil
-}
-
-// drop lets go of the connection. h.mu is held.
-func (h *host) drop() {
-	if h.link != nil {
-		h.link.leave()
-		h.link = nil
+	h.mu.Unlock()
+	close(a.done)
+	if unused != nil {
+		unused.leave()
 	}
 }
 
 func (h *host) close() error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	select {
-	case <-h.closed:
-	default:
+	if !h.isClosed() {
 		close(h.closed)
 	}
-	h.drop()
+	l := h.link
+	h.link = nil
+	h.mu.Unlock()
+	if l != nil {
+		l.leave()
+	}
 	return nil
 }
 
 // patiently returns the result of call, or why ctx ended before. The library of libvirt cannot be interrupted, so the call goes on
-// then; late gets its result.
-func patiently[T any](ctx context.Context, call func() (T, error), late func(T)) (T, error) {
+// then, and its result is lost.
+func patiently[T any](ctx context.Context, call func() (T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error
@@ -162,11 +225,6 @@ func patiently[T any](ctx context.Context, call func() (T, error), late func(T))
 	case r := <-results:
 		return r.value, r.err
 	case <-ctx.Done():
-		go func() {
-			if r := <-results; r.err == nil {
-				late(r.value)
-			}
-		}()
 		var none T
 		return none, context.Cause(ctx)
 	}
@@ -182,7 +240,7 @@ func on[T any](ctx context.Context, h *host, calls func(c conn) (T, error)) (T, 
 	v, err := patiently(ctx, func() (T, error) {
 		defer l.leave()
 		return calls(l)
-	}, func(T) {})
+	})
 	var cut *lost
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -207,6 +265,10 @@ func (h *health) note(ctx context.Context, err error) {
 	if err != nil && ctx.Err() != nil {
 		return
 	}
+	h.set(err)
+}
+
+func (h *health) set(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.down = err

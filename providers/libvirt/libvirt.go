@@ -112,6 +112,7 @@ func open(ctx context.Context, o Options, dial dialer) (*providers.Provider, err
 	h := &host{Options: o, dial: dial, permit: new(providers.Permit), closed: make(chan struct{})}
 	l, err := h.connect(ctx)
 	if err != nil {
+		_ = h.close() // a late connection
 		return nil, fmt.Errorf("libvirt: %w", err)
 	}
 	l.leave()

@@ -1,0 +1,117 @@
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"converge.dev/converge/internal/providertest"
+	"converge.dev/converge/providers"
+)
+
+// A libvirtd that hangs gets one attempt to connect at a time, however often it is probed, and keeps nobody longer than they wait.
+// What comes of the attempt is used.
+func TestFrozenDial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dead, hang, f := newFake(), make(chan struct{}), newFake()
+		var dials atomic.Int32
+		p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site}, func(string, func(object, string)) (conn, error) {
+			if dials.Add(1) == 1 {
+				return dead, nil
+			}
+			<-hang
+			return f, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dead.gone.Store(true)
+		k := served(t, p, "libvirt.pool").Kind
+		began := time.Now()
+		for range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := k.Get(ctx, []string{"p"})
+			expect(t, err, providers.Transient, false, "deadline exceeded")
+			cancel()
+		}
+		first := make(chan error)
+		go func() { _, err := k.Get(t.Context(), []string{"p"}); first <- err }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		_, err = k.Get(ctx, []string{"p"})
+		cancel()
+		expect(t, err, providers.Transient, false, "deadline exceeded")
+		if waited := time.Since(began); waited != 3*time.Second {
+			t.Errorf("the callers waited %s, want 3s", waited)
+		}
+		expect(t, <-first, providers.Transient, false, "no answer within 10s")
+		for range 3 {
+			if down := p.Health(t.Context()); down == nil || !strings.Contains(down.Error(), "connect to libvirt at test:///fake: no answer within 10s") {
+				t.Errorf("the health is %v", down)
+			}
+		}
+		if n := dials.Load(); n != 2 {
+			t.Errorf("it was dialed %d times, want 2", n)
+		}
+		time.Sleep(abandonAfter) // nothing answers for so long that it is tried again, once more
+		for range 3 {
+			_ = p.Health(t.Context())
+		}
+		if n := dials.Load(); n != 3 {
+			t.Errorf("it was dialed %d times, want 3", n)
+		}
+		close(hang)
+		synctest.Wait()
+		if down := p.Health(t.Context()); down != nil || dials.Load() != 3 {
+			t.Errorf("after it answered, the health is %v, and it was dialed %d times", down, dials.Load())
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if !f.closed.Load() || !dead.closed.Load() {
+			t.Error("a connection stays open")
+		}
+	})
+}
+
+// A provider that is closed while it connects closes what comes of that.
+func TestClosedWhileDialing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dead, hang, f := newFake(), make(chan struct{}), newFake()
+		first := true
+		p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site}, func(string, func(object, string)) (conn, error) {
+			if first {
+				first = false
+				return dead, nil
+			}
+			<-hang
+			return f, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dead.gone.Store(true)
+		failed := make(chan error)
+		go func() {
+			_, err := served(t, p, "libvirt.pool").Kind.Get(t.Context(), []string{"p"})
+			failed <- err
+		}()
+		synctest.Wait()
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-failed; !errors.Is(err, errClosed) {
+			t.Errorf("the call ended with %v", err)
+		}
+		close(hang)
+		synctest.Wait()
+		if !f.closed.Load() {
+			t.Error("the connection stays open")
+		}
+	})
+}
