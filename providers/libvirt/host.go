@@ -49,6 +49,7 @@ func (h *host) here() bool {
 // A link is a connection with those who use it: it is closed when it is replaced and the last call on it has returned.
 type link struct {
 	conn
+	calls chan struct{} // holds one element for each caller whose calls libvirt may still be answering
 	mu    sync.Mutex
 	users int // one for the host that may use it again
 	told  map[*subscriber]bool
@@ -167,7 +168,7 @@ func (h *host) wait(ctx context.Context, a *attempt) error {
 
 // reach dials. However late its result is, it is used, unless the provider is closed or another attempt is made by then.
 func (h *host) reach(a *attempt) {
-	l := &link{users: 1, told: map[*subscriber]bool{}}
+	l := &link{calls: make(chan struct{}, maxCalls), users: 1, told: map[*subscriber]bool{}}
 	c, err := h.dial(h.URI, l.event)
 	l.conn, a.err = c, err
 	var unused *link
@@ -230,15 +231,23 @@ func patiently[T any](ctx context.Context, call func() (T, error)) (T, error) {
 	}
 }
 
-// on makes calls on the connection.
+// on makes calls on the connection, one after the other, in one of its maxCalls places. The provider's Limit is not enough for that: it
+// counts neither watches and probes, nor the calls that go on after their callers have gone.
 func on[T any](ctx context.Context, h *host, calls func(c conn) (T, error)) (T, error) {
 	var none T
 	l, err := h.connect(ctx)
 	if err != nil {
 		return none, &lost{unsent: true, err: err}
 	}
+	select {
+	case l.calls <- struct{}{}:
+	case <-ctx.Done():
+		l.leave()
+		return none, &lost{unsent: true, err: context.Cause(ctx)}
+	}
 	v, err := patiently(ctx, func() (T, error) {
 		defer l.leave()
+		defer func() { <-l.calls }()
 		return calls(l)
 	})
 	var cut *lost

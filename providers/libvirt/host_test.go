@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -112,6 +113,53 @@ func TestClosedWhileDialing(t *testing.T) {
 		synctest.Wait()
 		if !f.closed.Load() {
 			t.Error("the connection stays open")
+		}
+	})
+}
+
+// A connection gets no more calls at the same time than libvirtd reads from it, be they of verbs, watches or probes, and also counting
+// those that their callers have given up.
+func TestCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		p := f.open(t)
+		var calls, most atomic.Int32
+		hang := make(chan struct{})
+		f.observing = func(context.Context) {
+			n := calls.Add(1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
+			<-hang
+			calls.Add(-1)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var all sync.WaitGroup
+		for range 3 {
+			for _, k := range p.Kinds {
+				all.Go(func() { _, _ = k.Kind.Get(ctx, []string{"a/b"}) })
+				if k.Watch != nil {
+					all.Go(func() {
+						for range k.Watch(ctx) {
+						}
+					})
+				}
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		all.Wait()
+		_, err := served(t, p, "libvirt.pool").Kind.Get(ctx, []string{"p"})
+		expect(t, err, providers.Transient, false, "deadline exceeded")
+		if most.Load() != maxCalls {
+			t.Errorf("it got %d calls at the same time, want %d", most.Load(), maxCalls)
+		}
+		close(hang)
+		synctest.Wait()
+		if _, err := served(t, p, "libvirt.pool").Kind.Get(t.Context(), []string{"p"}); err != nil {
+			t.Error(err)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
 		}
 	})
 }
