@@ -10,10 +10,11 @@
 // Every verb reads first and checks what it saw against the version token of the call. libvirt cannot make a change conditional on what
 // was read, so somebody else's change in between is lost; the traits say so (Blind). Changes of one network by this provider exclude
 // each other. A definition is changed by reading it, replacing what the spec describes, and giving it back: what others set elsewhere
-// in it stays. Where a definition contains something that this program does not know and would drop, the change is refused.
+// in it stays. A change is refused where it would drop anything else: what this program does not know, what others set within something
+// that is replaced, or what runs without being stored and would end with a restart.
 //
-// A verb that takes several calls undoes what it did when libvirt refuses a later one. Where that is not possible either, the error is
-// Unknown and Over.
+// A verb that takes several calls undoes what it did when libvirt refuses a later one, and reads whether all is as it was. Where it is
+// not, the error is Unknown and Over.
 //
 // # Stored and running
 //
@@ -29,7 +30,7 @@
 // # When it is unavailable
 //
 // A libvirtd that cannot be reached, or whose connection is lost, makes the provider's Health bad; any answer makes it good again. The
-// next call connects anew.
+// next call connects anew. There is one attempt at a time, for all callers.
 package libvirt
 
 import (
