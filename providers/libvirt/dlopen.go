@@ -9,8 +9,10 @@ import (
 	"log/slog"
 	"strconv"
 	"sync"
+	"time"
 
 	virt "libvirt.org/go/libvirt"
+	"libvirt.org/go/libvirtxml"
 
 	"converge.dev/converge/providers"
 )
@@ -76,6 +78,7 @@ type library struct {
 	c     *virt.Connect
 	ended chan struct{}
 	told  []func() error // each ends a registration for events
+	files sync.Map       // POOL/NAME of the volumes that are being created or deleted
 
 	// memory says that this is the test driver: it keeps one definition of an object, whether it runs or not, and builds nothing.
 	memory bool
@@ -394,7 +397,8 @@ func (l *library) withVolume(ctx context.Context, pool, name string, call func(v
 
 // volumes fails when a file is gone that the pool lists: what is missing because a directory is not mounted must not look absent.
 func (l *library) volumes(ctx context.Context, pool string, names []string) ([]string, error) {
-	var found, unread []string
+	var found []string
+	var unread string
 	err := l.withPool(ctx, pool, func(p *virt.StoragePool) error {
 		vs, err := volumesOf(p, names)
 		defer func() {
@@ -409,33 +413,55 @@ func (l *library) volumes(ctx context.Context, pool string, names []string) ([]s
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			switch xml, err := v.GetXMLDesc(0); {
-			case isAbsent(err):
-				name, err := v.GetName()
-				if err != nil {
-					return err
-				}
-				switch again, err := p.LookupStorageVolByName(name); {
-				case isAbsent(err): // it was deleted meanwhile
-				case err != nil:
-					return err
-				default:
-					free(again)
-					unread = append(unread, name)
-				}
+			switch xml, name, err := l.volume(ctx, p, v); {
 			case err != nil:
 				return err
-			default:
+			case xml != "":
 				found = append(found, xml)
+			case name != "":
+				unread = name // the others are not waited for
+				return nil
 			}
 		}
 		return nil
 	})
-	if err == nil && len(unread) > 0 {
+	if err == nil && unread != "" {
 		return nil, refuse(providers.Invalid, "pool %s lists the volume %s, but its file is gone, so it is unknown: the directory of the pool may not be mounted, "+
-			"or somebody has deleted the file and the pool needs a refresh (virsh pool-refresh %s)", pool, unread[0], pool)
+			"or somebody has deleted the file and the pool needs a refresh (virsh pool-refresh %s)", pool, unread, pool)
 	}
 	return found, err
+}
+
+// volume returns the definition of a volume; its name alone when the pool lists it and its file is gone, and nothing when it does not
+// exist. libvirt lists a volume before it makes the file, and still after it has deleted that. Those of this connection do not exist then;
+// others are given a moment.
+func (l *library) volume(ctx context.Context, p *virt.StoragePool, v *virt.StorageVol) (xml, name string, err error) {
+	for range 10 {
+		if xml, err = v.GetXMLDesc(0); !isAbsent(err) {
+			return xml, "", err
+		}
+		if name, err = v.GetName(); err != nil {
+			return "", "", err
+		}
+		pool, err := p.GetName()
+		if err != nil {
+			return "", "", err
+		}
+		if _, ours := l.files.Load(pool + "/" + name); ours {
+			return "", "", nil
+		}
+		again, err := p.LookupStorageVolByName(name)
+		if err != nil {
+			return "", "", unless(virt.ERR_NO_STORAGE_VOL, err)
+		}
+		free(again)
+		select {
+		case <-ctx.Done():
+			return "", "", context.Cause(ctx)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+	return "", name, nil
 }
 
 // volumesOf finds volumes by name; all when names is nil.
@@ -481,6 +507,12 @@ func (l *library) volumeAt(ctx context.Context, path string) (pool, name string,
 
 func (l *library) createVolume(ctx context.Context, pool, xml string) error {
 	return l.withPool(ctx, pool, func(p *virt.StoragePool) error {
+		var named libvirtxml.StorageVolume
+		if err := named.Unmarshal(xml); err != nil {
+			return err
+		}
+		l.files.Store(pool+"/"+named.Name, true)
+		defer l.files.Delete(pool + "/" + named.Name)
 		v, err := p.StorageVolCreateXML(xml, 0)
 		if err != nil {
 			return err
@@ -495,7 +527,11 @@ func (l *library) resizeVolume(ctx context.Context, pool, name string, bytes uin
 }
 
 func (l *library) deleteVolume(ctx context.Context, pool, name string) error {
-	return l.withVolume(ctx, pool, name, func(v *virt.StorageVol) error { return v.Delete(virt.STORAGE_VOL_DELETE_NORMAL) })
+	return l.withVolume(ctx, pool, name, func(v *virt.StorageVol) error {
+		l.files.Store(pool+"/"+name, true)
+		defer l.files.Delete(pool + "/" + name)
+		return v.Delete(virt.STORAGE_VOL_DELETE_NORMAL)
+	})
 }
 
 func (l *library) domains(ctx context.Context) ([]definition, error) {
