@@ -14,6 +14,7 @@ import (
 	virt "libvirt.org/go/libvirt"
 	"libvirt.org/go/libvirtxml"
 
+	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/providers"
 )
 
@@ -67,6 +68,7 @@ var events = sync.OnceValue(func() error {
 		for {
 			if err := virt.EventRunDefaultImpl(); err != nil {
 				slog.Error("the event loop of libvirt failed", "error", err)
+				_ = retry.Sleep(context.Background(), time.Second)
 			}
 		}
 	}()
@@ -436,33 +438,35 @@ func (l *library) volumes(ctx context.Context, pool string, names []string) ([]s
 // exist. libvirt lists a volume before it makes the file, and still after it has deleted that. Those of this connection do not exist then;
 // others are given a moment.
 func (l *library) volume(ctx context.Context, p *virt.StoragePool, v *virt.StorageVol) (xml, name string, err error) {
-	for range 10 {
+	err = moment.Do(ctx, func() (over bool, err error) {
 		if xml, err = v.GetXMLDesc(0); !isAbsent(err) {
-			return xml, "", err
+			name = ""
+			return true, err
 		}
 		if name, err = v.GetName(); err != nil {
-			return "", "", err
+			return true, err
 		}
 		pool, err := p.GetName()
 		if err != nil {
-			return "", "", err
+			return true, err
 		}
 		if _, ours := l.files.Load(pool + "/" + name); ours {
-			return "", "", nil
+			name = ""
+			return true, nil
 		}
 		again, err := p.LookupStorageVolByName(name)
 		if err != nil {
-			return "", "", unless(virt.ERR_NO_STORAGE_VOL, err)
+			name = ""
+			return true, unless(virt.ERR_NO_STORAGE_VOL, err)
 		}
 		free(again)
-		select {
-		case <-ctx.Done():
-			return "", "", context.Cause(ctx)
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
-	return "", name, nil
+		return false, nil
+	})
+	return xml, name, err
 }
+
+// moment is how long a volume may be listed without its file: about two seconds.
+var moment = retry.Policy{First: 100 * time.Millisecond, Cap: 400 * time.Millisecond, Tries: 7}
 
 // volumesOf finds volumes by name; all when names is nil.
 func volumesOf(p *virt.StoragePool, names []string) (found []*virt.StorageVol, err error) {
