@@ -61,6 +61,7 @@ func far(all []*position, provider string) (some []*position) {
 		case p.path0() == "placement": // for the planner alone
 		case p.kind == "carbide.operating_system" && (p.path0() == "artifacts" || p.path0() == "parameters") && strings.HasSuffix(p.where, ".name"):
 			// Templates have names of their own.
+		case p.where == "key queues": // a number, and its value the name of a queue
 		case p.isSecret(): // the far side has what is found there
 		case p.kind == nameless:
 		case p.where == "value routing_profile", p.kind == "carbide.expected_rack" && p.where == "value profile": // one that the site has
