@@ -123,7 +123,9 @@ func disk(t testing.TB, device string) string {
 			t.Fatal(err)
 		}
 		for _, d := range disks {
-			if _, err := os.Stat(filepath.Join("/dev", filepath.Base(d))); err == nil {
+			// Its file is there before it can be opened.
+			if f, err := os.Open(filepath.Join("/dev", filepath.Base(d))); err == nil {
+				f.Close()
 				return filepath.Base(d)
 			}
 		}
