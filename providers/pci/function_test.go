@@ -1,14 +1,16 @@
 package pci_test
 
 import (
+	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"log/slog"
+	"time"
 
 	"converge.dev/converge/internal/kerneltest"
+	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/pci"
 	"converge.dev/converge/providers/sysfs"
@@ -181,5 +183,39 @@ func TestNoSysfs(t *testing.T) {
 	_, err := pci.Config{Config: sysfs.Config(t.TempDir())}.Open(t.Context(), providers.Opening{Scope: "gpu-01"})
 	if err == nil || !strings.Contains(err.Error(), "is not a sysfs") {
 		t.Errorf("an empty folder gave %v", err)
+	}
+}
+
+// A driver may let go of a function only when its user does. The call that waits for it ends in time, without a word on the outcome; the
+// function is left alone until the kernel has answered, and then the write has had its effect.
+func TestKernelDoesNotAnswer(t *testing.T) {
+	const address = "0000:01:00.0"
+	k := kerneltest.New(t, machine)
+	kind := served(t, k, "pci.function")
+	asked, answer := make(chan struct{}), make(chan struct{})
+	k.Before("unbind", func() {
+		close(asked)
+		<-answer
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-asked
+		cancel()
+	}()
+	if err := kind.Create(ctx, call("pci.function", address, assigned)); providers.ClassOf(err) != providers.Unknown || providers.Over(err) {
+		t.Errorf("the call without an answer gave %v, of class %s", err, providers.ClassOf(err))
+	}
+	refused(t, k, providers.Busy, "has not answered the previous request yet", func() error {
+		return kind.Update(t.Context(), call("pci.function", address, assigned))
+	})
+	close(answer)
+	// The rest of the call was not made, and what it had begun was put back.
+	err := retry.Policy{First: time.Millisecond}.Do(t.Context(), func() (over bool, err error) {
+		err = kind.Create(t.Context(), call("pci.function", address, assigned))
+		return providers.ClassOf(err) != providers.Busy || err == nil, err
+	})
+	must(t, err)
+	if things := list(t, kind); len(things) != 1 || things[0].Spec["driver"] != "vfio-pci" {
+		t.Errorf("after the answer and another call there is %+v", things)
 	}
 }

@@ -66,33 +66,7 @@ type kind struct {
 	noun       Noun
 	kernel     Kernel
 	permit     *providers.Permit
-	answers    keyed // ids of which the kernel has not answered a write
-}
-
-// keyed is a set of ids.
-type keyed struct {
-	mu  sync.Mutex
-	ids map[string]bool
-}
-
-// take adds an id, unless it is there.
-func (k *keyed) take(id string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.ids[id] {
-		return false
-	}
-	if k.ids == nil {
-		k.ids = map[string]bool{}
-	}
-	k.ids[id] = true
-	return true
-}
-
-func (k *keyed) release(id string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.ids, id)
+	unanswered sync.Map // ids of which the kernel has not answered a write, which may outlast its call
 }
 
 // A fault is the refusal of a verb.
@@ -159,19 +133,19 @@ func (k *kind) Delete(ctx context.Context, c providers.Call) error {
 // change reads, compares with what the caller has observed, and lets do write. A write can take as long as the kernel likes: when
 // the call ends before that, its outcome is unknown.
 func (k *kind) change(ctx context.Context, op string, c providers.Call, do func(*Change, *providers.Thing) error) error {
-	if !k.answers.take(c.ID) {
+	if _, waits := k.unanswered.LoadOrStore(c.ID, true); waits {
 		return k.fail(op, c.Ref, false, Refuse(providers.Busy, "the kernel has not answered the previous request yet"))
 	}
 	things, err := k.observe([]string{c.ID})
 	if err != nil {
-		k.answers.release(c.ID)
+		k.unanswered.Delete(c.ID)
 		return k.fail(op, c.Ref, false, err)
 	}
 	var have *providers.Thing
 	if len(things) > 0 {
 		have = &things[0]
 		if c.Version != "" && c.Version != have.Version {
-			k.answers.release(c.ID)
+			k.unanswered.Delete(c.ID)
 			return k.fail(op, c.Ref, false, Refuse(providers.Conflict, "it has changed since it was observed"))
 		}
 	}
@@ -179,7 +153,7 @@ func (k *kind) change(ctx context.Context, op string, c providers.Call, do func(
 	done := make(chan error, 1)
 	go func() {
 		err := do(tx, have)
-		k.answers.release(c.ID)
+		k.unanswered.Delete(c.ID)
 		done <- k.fail(op, c.Ref, tx.wrote, err)
 	}()
 	select {

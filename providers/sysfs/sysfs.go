@@ -52,7 +52,7 @@ type Kernel struct {
 	Claim func(block string) (bool, error)
 }
 
-// Proc returns the tree of /proc, and why it cannot be seen.
+// Proc returns the tree of /proc. It fails when that cannot be seen, and says why.
 func (k Kernel) Proc() (Tree, error) {
 	if k.Processes == nil {
 		return nil, errors.New(k.Unseen)
@@ -125,11 +125,10 @@ func (c Config) Check(string) error { return nil }
 // Kernel opens the tree, and the proc file system next to it. It fails where there is no sysfs.
 func (c Config) Kernel(at providers.Opening) (k Kernel, closing func() error, err error) {
 	root := at.Path(string(c))
-	if root != "" {
-		root = filepath.Clean(root)
-	} else {
+	if root == "" {
 		return k, nil, fmt.Errorf("sysfs of node %s is not configured; set its root: nodes: {%s: {sysfs: %q}}", at.Scope, at.Scope, DefaultRoot)
 	}
+	root = filepath.Clean(root)
 	sys, err := open(root)
 	if err != nil {
 		return k, nil, err
@@ -203,8 +202,10 @@ func open(path string) (dir, error) {
 		return dir{}, err
 	}
 	var on unix.Statfs_t
-	err = unix.Statfs(path, &on)
-	return dir{root, on.Type == unix.SYSFS_MAGIC}, err
+	if err := unix.Statfs(path, &on); err != nil {
+		return dir{}, errors.Join(err, root.Close())
+	}
+	return dir{root, on.Type == unix.SYSFS_MAGIC}, nil
 }
 
 func (d dir) Read(path string) (string, error) {
