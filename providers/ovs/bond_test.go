@@ -146,12 +146,7 @@ func TestRefusedBonds(t *testing.T) {
 
 // TestBondChangesInBetween makes another client change the database between what a verb reads and what it sends.
 func TestBondChangesInBetween(t *testing.T) {
-	cases := []struct {
-		name   string
-		change func(t *testing.T, s *ovstest.Switch)
-		act    func(n *node) error
-		class  providers.Class
-	}{
+	cases := []meddling{
 		{
 			"a note on an interface before an update", func(t *testing.T, s *ovstest.Switch) {
 				s.Set(t, vswitch.InterfaceTable, "m1", "external_ids", ofMap(t, map[string]string{"note": "theirs"}))
@@ -181,25 +176,7 @@ func TestBondChangesInBetween(t *testing.T) {
 			}, providers.Exists,
 		},
 	}
-	on(t, func(t *testing.T, s *ovstest.Switch) {
-		for _, c := range cases {
-			t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
-				s.Clear(t)
-				r, endpoint := newRelay(t, s, nil)
-				n := newBonded(t, s, ovs.Options{Endpoint: endpoint})
-				var theirs string
-				r.on(func() fate {
-					c.change(t, s)
-					theirs = s.Dump(t)
-					return passed
-				})
-				n.fails(c.act(n), c.class)
-				if d := cmp.Diff(theirs, s.Dump(t)); d != "" {
-					t.Errorf("what the others did is not what is there (-theirs +now):\n%s", d)
-				}
-			})
-		}
-	})
+	meddledWith(t, cases, newBonded)
 }
 
 // TestBondTakesEffect asks a real switch for the bond of two network interfaces, and its LACP.

@@ -199,17 +199,44 @@ func TestThingsOfOthersAreRefused(t *testing.T) {
 	})
 }
 
+// A meddling is what another client changes between what a verb reads and what it writes.
+type meddling struct {
+	name   string
+	change func(t *testing.T, s *ovstest.Switch)
+	act    func(n *node) error
+	class  providers.Class // of the error with which the verb fails
+}
+
+// meddledWith tries each meddling on a switch with what begin creates: the verb fails, and what the other client did is all that is there.
+func meddledWith(t *testing.T, cases []meddling, begin func(t *testing.T, s *ovstest.Switch, o ovs.Options) *node) {
+	t.Helper()
+	on(t, func(t *testing.T, s *ovstest.Switch) {
+		for _, c := range cases {
+			t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
+				s.Clear(t)
+				r, endpoint := newRelay(t, s, nil)
+				n := begin(t, s, ovs.Options{Endpoint: endpoint})
+				var theirs string
+				r.on(func() fate {
+					c.change(t, s)
+					theirs = s.Dump(t)
+					return passed
+				})
+				n.fails(c.act(n), c.class)
+				if d := cmp.Diff(theirs, s.Dump(t)); d != "" {
+					t.Errorf("what the others did is not what is there (-theirs +now):\n%s", d)
+				}
+			})
+		}
+	})
+}
+
 // TestChangesInBetween makes another client change the database after the provider has read it and before its transaction
 // arrives there.
 func TestChangesInBetween(t *testing.T) {
 	const port = "p0"
 	noted := map[string]string{"note": "theirs"}
-	cases := []struct {
-		name   string
-		change func(t *testing.T, s *ovstest.Switch)
-		act    func(n *node) error
-		class  providers.Class
-	}{
+	cases := []meddling{
 		{
 			name:   "a tag where there was none",
 			change: func(t *testing.T, s *ovstest.Switch) { s.Set(t, vswitch.PortTable, port, "tag", 9) },
@@ -286,27 +313,13 @@ func TestChangesInBetween(t *testing.T) {
 			class:  providers.Absent,
 		},
 	}
-	on(t, func(t *testing.T, s *ovstest.Switch) {
-		for _, c := range cases {
-			t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
-				s.Clear(t)
-				r, endpoint := newRelay(t, s, nil)
-				n := newNode(t, s, ovs.Options{Endpoint: endpoint})
-				n.must(n.create("ovs.bridge", "br0", aBridge))
-				n.must(n.create("ovs.bridge", "empty", aBridge))
-				n.must(n.create("ovs.port", port, aPort))
-				var theirs string
-				r.on(func() fate {
-					c.change(t, s)
-					theirs = s.Dump(t)
-					return passed
-				})
-				n.fails(c.act(n), c.class)
-				if d := cmp.Diff(theirs, s.Dump(t)); d != "" {
-					t.Errorf("what the others did is not what is there (-theirs +now):\n%s", d)
-				}
-			})
-		}
+	meddledWith(t, cases, func(t *testing.T, s *ovstest.Switch, o ovs.Options) *node {
+		t.Helper()
+		n := newNode(t, s, o)
+		n.must(n.create("ovs.bridge", "br0", aBridge))
+		n.must(n.create("ovs.bridge", "empty", aBridge))
+		n.must(n.create("ovs.port", port, aPort))
+		return n
 	})
 }
 

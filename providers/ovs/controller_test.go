@@ -278,12 +278,7 @@ func TestControllerChangesInBetween(t *testing.T) {
 		}
 	}
 	noted := ovsdb.OvsMap{GoMap: map[any]any{"converge.dev/name": "c0", "note": "theirs"}}
-	cases := []struct {
-		name   string
-		change func(t *testing.T, s *ovstest.Switch)
-		act    func(n *node) error
-		class  providers.Class
-	}{
+	cases := []meddling{
 		{"its target before an update", set(ovsdb.Row{"target": "tcp:192.0.2.9:6653"}), update, providers.Conflict},
 		{"its notes before an update", set(ovsdb.Row{"external_ids": noted}), update, providers.Conflict},
 		{"its end before an update", move("br0", ovsdb.MutateOperationDelete), update, providers.Conflict},
@@ -294,25 +289,11 @@ func TestControllerChangesInBetween(t *testing.T) {
 		{"the name of a new one by one that is connected", take(true), create, providers.Exists},
 		{"the bridge of a new one", func(t *testing.T, s *ovstest.Switch) { s.Clear(t) }, create, providers.Absent},
 	}
-	on(t, func(t *testing.T, s *ovstest.Switch) {
-		for _, c := range cases {
-			t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
-				s.Clear(t)
-				r, endpoint := newRelay(t, s, nil)
-				n := newControlled(t, s, ovs.Options{Endpoint: endpoint})
-				n.must(n.create("ovs.controller", "c0", aController))
-				var theirs string
-				r.on(func() fate {
-					c.change(t, s)
-					theirs = s.Dump(t)
-					return passed
-				})
-				n.fails(c.act(n), c.class)
-				if d := cmp.Diff(theirs, s.Dump(t)); d != "" {
-					t.Errorf("what the others did is not what is there (-theirs +now):\n%s", d)
-				}
-			})
-		}
+	meddledWith(t, cases, func(t *testing.T, s *ovstest.Switch, o ovs.Options) *node {
+		t.Helper()
+		n := newControlled(t, s, o)
+		n.must(n.create("ovs.controller", "c0", aController))
+		return n
 	})
 }
 

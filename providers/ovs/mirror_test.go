@@ -145,12 +145,7 @@ func TestMirrorSuccessor(t *testing.T) {
 
 // TestMirrorChangesInBetween makes another client change the database between what a verb reads and what it sends.
 func TestMirrorChangesInBetween(t *testing.T) {
-	cases := []struct {
-		name   string
-		change func(t *testing.T, s *ovstest.Switch)
-		act    func(n *node) error
-		class  providers.Class
-	}{
+	cases := []meddling{
 		{
 			name:   "its selection before an update",
 			change: func(t *testing.T, s *ovstest.Switch) { s.Set(t, vswitch.MirrorTable, "m0", "select_all", true) },
@@ -186,25 +181,11 @@ func TestMirrorChangesInBetween(t *testing.T) {
 			class: providers.Absent,
 		},
 	}
-	on(t, func(t *testing.T, s *ovstest.Switch) {
-		for _, c := range cases {
-			t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
-				s.Clear(t)
-				r, endpoint := newRelay(t, s, nil)
-				n := newMirrored(t, s, ovs.Options{Endpoint: endpoint})
-				n.must(n.create("ovs.mirror", "m0", aMirror))
-				var theirs string
-				r.on(func() fate {
-					c.change(t, s)
-					theirs = s.Dump(t)
-					return passed
-				})
-				n.fails(c.act(n), c.class)
-				if d := cmp.Diff(theirs, s.Dump(t)); d != "" {
-					t.Errorf("what the others did is not what is there (-theirs +now):\n%s", d)
-				}
-			})
-		}
+	meddledWith(t, cases, func(t *testing.T, s *ovstest.Switch, o ovs.Options) *node {
+		t.Helper()
+		n := newMirrored(t, s, o)
+		n.must(n.create("ovs.mirror", "m0", aMirror))
+		return n
 	})
 }
 

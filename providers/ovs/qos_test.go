@@ -244,12 +244,7 @@ func TestQoSChangesInBetween(t *testing.T) {
 		}
 	}
 	const qos, queue = vswitch.QoSTable, vswitch.QueueTable
-	cases := []struct {
-		name   string
-		change func(t *testing.T, s *ovstest.Switch)
-		act    func(n *node) error
-		class  providers.Class
-	}{
+	cases := []meddling{
 		{
 			"a DSCP before an update", set(queue, "gold", ovsdb.Row{"dscp": 9}),
 			func(n *node) error { return n.update("ovs.queue", "gold", schema.Object{"dscp": int64(7)}) }, providers.Conflict,
@@ -303,25 +298,11 @@ func TestQoSChangesInBetween(t *testing.T) {
 			func(n *node) error { return n.create("ovs.qos", "late", aQoS) }, providers.Exists,
 		},
 	}
-	on(t, func(t *testing.T, s *ovstest.Switch) {
-		for _, c := range cases {
-			t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
-				s.Clear(t)
-				r, endpoint := newRelay(t, s, nil)
-				n := newShaped(t, s, ovs.Options{Endpoint: endpoint})
-				n.must(n.create("ovs.queue", "idle", aQueue))
-				var theirs string
-				r.on(func() fate {
-					c.change(t, s)
-					theirs = s.Dump(t)
-					return passed
-				})
-				n.fails(c.act(n), c.class)
-				if d := cmp.Diff(theirs, s.Dump(t)); d != "" {
-					t.Errorf("what the others did is not what is there (-theirs +now):\n%s", d)
-				}
-			})
-		}
+	meddledWith(t, cases, func(t *testing.T, s *ovstest.Switch, o ovs.Options) *node {
+		t.Helper()
+		n := newShaped(t, s, o)
+		n.must(n.create("ovs.queue", "idle", aQueue))
+		return n
 	})
 }
 
