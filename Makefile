@@ -38,6 +38,7 @@ TWICE := ./schema/... ./providers/carbide/...
 test: deps ## all tests, against real daemons too (15 min)
 	CONVERGE_REAL=1 go test $(TAGS) -count=1 -timeout 20m $(TESTFLAGS) $(TWICE) $$(go list ./... | grep -vxF "$$(go list $(RACED))")
 	cd e2e/outside && go test -count=1 ./...
+	CGO_ENABLED=0 go test -count=1 ./providers/libvirt
 	CONVERGE_REAL=1 go test $(TAGS) -count=1 -race -timeout 20m $(TESTFLAGS) $(RACED)
 
 .PHONY: torture
