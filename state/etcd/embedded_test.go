@@ -469,8 +469,14 @@ func TestChecked(t *testing.T) {
 		damage     func(data []byte)
 	}{
 		{"a page that goes on behind the end", "extends to page", func(data []byte) { data[root+14] = 1 }},
-		{"a branch that grows from itself", "", func(data []byte) { branch(data[root:], uint64(root/size)) }},
-		{"a small bucket that contains itself", `"meta" has branches, but no page of its own`, func(data []byte) {
+		{"a branch that grows from itself", "is used twice", func(data []byte) { branch(data[root:], uint64(root/size)) }},
+		{"a key that goes on behind its page", "entry 0 is not where it should be", func(data []byte) { data[root+16+11] = 1 }},
+		{"a value that goes on behind its page", "entry 0 is not where it should be", func(data []byte) { data[root+16+15] = 1 }},
+		{"a page with more entries than it has", "entry 0 is not where it should be", func(data []byte) { data[root+10] ^= 16 }},
+		{"a page of an unknown kind", "its kind is 0x6", func(data []byte) { data[root+8] ^= 4 }},
+		{"a page of another number", "says that it is page", func(data []byte) { data[root] ^= 1 }},
+		{"a bucket that is a value", "the kind of entry 0 is 0x0", func(data []byte) { data[root+16] = 0 }},
+		{"a small bucket that contains itself", `bucket "meta": it has branches, but no page of its own`, func(data []byte) {
 			head := append([]byte("meta"), make([]byte, 16)...) // its name, and that it has no page of its own
 			for at := bytes.Index(data, head); at >= 0; at = bytes.Index(data, head) {
 				branch(data[at+len(head):], 0)

@@ -58,48 +58,145 @@ func Open(file string) (*bolt.DB, error) {
 	return bolt.Open(file, 0o400, &bolt.Options{ReadOnly: true, Timeout: releaseTimeout})
 }
 
-// check reads pages as bbolt does when it opens the file for writing, and finds out where pages and values end, which bbolt does
-// not.
+// check reads pages as bbolt does when it opens the file for writing, after it has found every page as bbolt writes one. Bbolt
+// itself trusts what a page says of its entries, and would read or copy memory behind the end of the file.
 func check(file string) (applied uint64, err error) {
 	db, err := Open(file)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	var read byte
+	f, err := os.Open(file)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
 	err = db.View(func(tx *bolt.Tx) error {
+		size := db.Info().PageSize
+		t := tree{file: f, size: size, seen: make([]bool, int(tx.Size())/size)}
+		if err := t.page(uint64(tx.Cursor().Bucket().Root()), true); err != nil {
+			return err
+		}
 		if err, wrong := <-tx.Check(); wrong {
 			return err
 		}
-		end := int(tx.Size()) / tx.DB().Info().PageSize
-		next := 0
-		for next < end {
-			p, err := tx.Page(next)
-			if err != nil {
-				return err
-			}
-			if next++; p.Type != "free" {
-				next += p.OverflowCount
+		if meta := tx.Bucket([]byte("meta")); meta != nil {
+			if v := meta.Get([]byte("consistent_index")); len(v) == 8 {
+				applied = binary.BigEndian.Uint64(v)
 			}
 		}
-		if next > end {
-			return fmt.Errorf("the last page extends to page %d, but there are only %d", next, end)
-		}
-		return tx.ForEach(func(bucket []byte, b *bolt.Bucket) error {
-			if b.Root() == 0 && b.Stats().BranchPageN > 0 { // nothing would return from it; the check of bbolt leaves it out
-				return fmt.Errorf("bucket %q has branches, but no page of its own", bucket)
-			}
-			c := b.Cursor()
-			for k, v := c.First(); k != nil; k, v = c.Next() {
-				for i := len(v) - 1; i >= 0; i -= os.Getpagesize() {
-					read ^= v[i] // faults when it is beyond the file, or cannot be read
-				}
-				if string(bucket) == "meta" && string(k) == "consistent_index" && len(v) == 8 {
-					applied = binary.BigEndian.Uint64(v)
-				}
-			}
-			return nil
-		})
+		return nil
 	})
 	return applied, err
+}
+
+// A tree is a data file whose pages are being read, each at most once. Its layout is that of bbolt's internal/common/page.go.
+type tree struct {
+	file *os.File
+	size int    // bytes of a page
+	seen []bool // by number of a page that is in use
+}
+
+const (
+	header  = 16 // bytes at the beginning of a page: its number, kind and length
+	entry   = 16 // bytes of an entry of a page: where its key and value are
+	branch  = 1
+	leaf    = 2
+	buckets = 1 // the flag of an entry whose value is a bucket
+)
+
+var native = binary.NativeEndian // bbolt writes structs as they are in memory
+
+// page reads a page and all below it. Top is set where the values are the buckets.
+func (t *tree) page(number uint64, top bool) error {
+	if number < 2 || number >= uint64(len(t.seen)) { // the first two say where the tree begins
+		return fmt.Errorf("page %d is not one of the %d pages of the tree", number, len(t.seen))
+	}
+	data := make([]byte, t.size)
+	at := int64(number) * int64(t.size)
+	if _, err := t.file.ReadAt(data, at); err != nil {
+		return fmt.Errorf("page %d: %w", number, err)
+	}
+	last := number + uint64(native.Uint32(data[12:]))
+	if last >= uint64(len(t.seen)) {
+		return fmt.Errorf("page %d extends to page %d, but there are only %d", number, last, len(t.seen))
+	}
+	for i := number; i <= last; i++ {
+		if t.seen[i] {
+			return fmt.Errorf("page %d is used twice", i)
+		}
+		t.seen[i] = true
+	}
+	if last > number {
+		data = make([]byte, int(last-number+1)*t.size)
+		if _, err := t.file.ReadAt(data, at); err != nil {
+			return fmt.Errorf("page %d: %w", number, err)
+		}
+	}
+	if stated := native.Uint64(data); stated != number {
+		return fmt.Errorf("page %d says that it is page %d", number, stated)
+	}
+	if err := t.entries(data, top); err != nil {
+		return fmt.Errorf("page %d: %w", number, err)
+	}
+	return nil
+}
+
+// entries reads the entries of a page and the pages that they name. Keys and values follow each other without gaps, behind the
+// entries and in their order.
+func (t *tree) entries(data []byte, top bool) error {
+	if len(data) < header {
+		return fmt.Errorf("%d bytes are no page", len(data))
+	}
+	kind, count := native.Uint16(data[8:]), int(native.Uint16(data[10:]))
+	if kind != branch && kind != leaf {
+		return fmt.Errorf("its kind is %#x", kind)
+	}
+	next := header + count*entry
+	if next > len(data) {
+		return fmt.Errorf("%d entries do not fit", count)
+	}
+	for i := range count {
+		begin := header + i*entry
+		e := data[begin : begin+entry]
+		if kind == branch {
+			key := int(native.Uint32(e[4:]))
+			if begin+int(native.Uint32(e)) != next || key > len(data)-next {
+				return fmt.Errorf("entry %d is not where it should be", i)
+			}
+			next += key
+			if err := t.page(native.Uint64(e[8:]), top); err != nil {
+				return err
+			}
+			continue
+		}
+		flags, key, value := native.Uint32(e), int(native.Uint32(e[8:])), int(native.Uint32(e[12:]))
+		if begin+int(native.Uint32(e[4:])) != next || key > len(data)-next || value > len(data)-next-key {
+			return fmt.Errorf("entry %d is not where it should be", i)
+		}
+		next += key + value
+		if top != (flags == buckets) || !top && flags != 0 {
+			return fmt.Errorf("the kind of entry %d is %#x", i, flags)
+		}
+		if top {
+			if err := t.bucket(data[next-value : next]); err != nil {
+				return fmt.Errorf("bucket %q: %w", data[next-value-key:next-value], err)
+			}
+		}
+	}
+	return nil
+}
+
+// bucket reads a bucket, which names its first page, or is small and contains that page.
+func (t *tree) bucket(value []byte) error {
+	if len(value) < header { // the number of the page, and a counter
+		return fmt.Errorf("%d bytes are no bucket", len(value))
+	}
+	if number := native.Uint64(value); number != 0 {
+		return t.page(number, false)
+	}
+	if kind := value[header:]; len(kind) >= header && native.Uint16(kind[8:]) != leaf {
+		return errors.New("it has branches, but no page of its own")
+	}
+	return t.entries(value[header:], false)
 }
