@@ -92,7 +92,7 @@ func TestGivenUpIsNoStray(t *testing.T) {
 	s.Converge(t, both)
 	s.Converge(t, one)
 	clean("given up")
-	survey, err := e.Survey(ctx, site, []providers.Need{{Scope: "site", Provider: "far"}})
+	survey, err := e.Survey(ctx, site, []providers.Need{{Scope: "site", Provider: "far"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

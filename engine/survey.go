@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/providers"
@@ -10,8 +11,8 @@ import (
 	"converge.dev/converge/state"
 )
 
-// Survey observes every kind that the needs serve, and changes nothing.
-func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []providers.Need) (*survey.Survey, error) {
+// Survey observes what the needs serve, at the places that want accepts; everything when it is nil. It changes nothing.
+func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []providers.Need, want func(schema.Place) bool) (*survey.Survey, error) {
 	records, err := e.o.Store.Records(ctx)
 	if err != nil {
 		return nil, err
@@ -22,9 +23,9 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []providers
 		return nil, err
 	}
 	at := map[schema.Place]bool{}
-	set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
-		at[schema.Place{Scope: scope, Kind: k.Name}] = true
-	})
+	for _, p := range served(set, needs, want) {
+		at[p] = true
+	}
 	s := &survey.Survey{Site: site, Recorded: records, Observed: e.observe(ctx, set, at, liveIDs(records)), Traits: set.Traits}
 	for _, known := range e.servers(ctx, set) {
 		s.Servers = append(s.Servers, survey.Server{Server: known, Build: e.build(ctx, set, known)})
@@ -35,6 +36,17 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []providers
 		}
 	}
 	return s, ctx.Err()
+}
+
+// served returns the places of a set that the needs serve and want accepts; all of them when it is nil.
+func served(set *providers.Set, needs []providers.Need, want func(schema.Place) bool) (at []schema.Place) {
+	set.Each(func(scope string, k providers.Served, p *providers.Provider) {
+		place := schema.Place{Scope: scope, Kind: k.Name}
+		if slices.Contains(needs, providers.Need{Scope: scope, Provider: p.Name}) && (want == nil || want(place)) {
+			at = append(at, place)
+		}
+	})
+	return at
 }
 
 // build returns the software version of a server; empty when it does not report one.
@@ -56,7 +68,7 @@ func (e *Engine) build(ctx context.Context, set *providers.Set, s state.Server) 
 // the store, because deletions are found only by comparing with what was there before. What could not be observed is never
 // taken for deleted. It fails when the revision is older than the oldest remembered deletion.
 func (e *Engine) Inventory(ctx context.Context, site schema.Site, needs []providers.Need, since int64) (*survey.Inventory, error) {
-	s, err := e.Survey(ctx, site, needs)
+	s, err := e.Survey(ctx, site, needs, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ func surveyed(t *testing.T, s *enginetest.Site) map[string]survey.Discovered {
 	t.Helper()
 	e := s.Engine(nil)
 	defer e.Close()
-	seen, err := e.Survey(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, []providers.Need{{Scope: schema.ScopeSite, Provider: "far"}})
+	seen, err := e.Survey(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, []providers.Need{{Scope: schema.ScopeSite, Provider: "far"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

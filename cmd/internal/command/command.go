@@ -80,6 +80,7 @@ type app struct {
 	closers   []func() // in the order in which they were opened
 	signal    atomic.Pointer[os.Signal]
 	interrupt interrupt
+	following bool // it reports what changes, in lines, until it is interrupted
 	acted     bool // something was changed: the status reports that, whatever happens to the output
 }
 
@@ -219,7 +220,7 @@ Both -flag and --flag are accepted.`,
 		}
 	}
 	add(groupMain, a.initCommand(), a.validateCommand(), a.planCommand(), a.applyCommand(), a.destroyCommand(), a.driftCommand())
-	add(groupLook, a.fmtCommand(), a.schemaCommand(), a.putCommand(), a.getCommand(), a.historyCommand(), a.diffCommand(), a.showCommand(), a.explainCommand(), a.graphCommand(), a.importCommand(), a.inventoryCommand())
+	add(groupLook, a.fmtCommand(), a.schemaCommand(), a.putCommand(), a.getCommand(), a.historyCommand(), a.diffCommand(), a.showCommand(), a.explainCommand(), a.graphCommand(), a.observeCommand(), a.importCommand(), a.inventoryCommand())
 	add(groupRuns, a.runsCommand(), a.cancelCommand(), a.resumeCommand(), a.rollbackCommand())
 	add(groupState, a.stateCommand(), a.holdCommand(), a.releaseCommand(), a.freezeCommand(), a.lockCommand(), a.forceUnlockCommand(), a.auditCommand())
 	add(groupTools, a.devCommand(), a.manCommand(), a.versionCommand())

@@ -1,14 +1,21 @@
 package command
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/drift"
+	"converge.dev/converge/schema"
 )
 
 func (a *app) driftCommand() *cobra.Command {
+	var w watching
 	c := &cobra.Command{
 		Use:   "drift",
 		Short: "Show what was changed outside converge",
@@ -27,15 +34,24 @@ adopted by its id.
 What a run itself left half done, or half reverted, is not drift: it is compared with
 what that run observed last. While the run is open, whatever it has started is skipped.
 
+With -watch, the report is made again when a provider says that something changed, and
+printed and stored again when it differs, until the command is interrupted. Where a
+provider reports no changes, drift is found as often as -interval says.
+
 It exits with 0 when there is no drift, with 2 when there is drift of either kind, and
 with 8 when a part of the site could not be observed.`,
 		Example: `  converge drift
-  converge drift -json`,
+  converge drift -json
+  converge drift -watch`,
 		Args: exactly(0),
 	}
 	a.bindFull(c)
+	w.bind(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		ctx := c.Context()
+		if err := w.check(c); err != nil {
+			return err
+		}
 		s, err := a.open(ctx, nil, nil)
 		if err != nil {
 			return err
@@ -52,26 +68,12 @@ with 8 when a part of the site could not be observed.`,
 		if err != nil {
 			return err
 		}
-		external, err := s.external(ctx)
-		if err != nil {
-			return err
+		if w.on {
+			return s.watchDrift(ctx, e, head.Site, w.interval)
 		}
-		r, err := e.Drift(ctx, head.Site, external...)
-		if err != nil {
-			return err
-		}
-		r = view.MaskDrift(r, a.kinds)
-		body, err := json.Marshal(r)
-		if err != nil {
-			return err
-		}
-		if err := s.store.Publish(ctx, "drift/latest", body); err != nil {
-			a.view.Warn("the report was not published: " + err.Error())
-		}
-		if a.flags.json {
-			err = a.printJSON(r)
-		} else {
-			a.print(view.DriftText(r, a.kinds, a.style(a.sys.Stdout), a.flags.layout))
+		r, err := s.drift(ctx, e)
+		if err == nil {
+			err = s.publish(ctx, r)
 		}
 		switch {
 		case err != nil:
@@ -84,4 +86,67 @@ with 8 when a part of the site could not be observed.`,
 		return nil
 	}
 	return c
+}
+
+// drift compares the site with what was applied last.
+func (s *session) drift(ctx context.Context, e *engine.Engine) (*drift.Report, error) {
+	head, err := s.head(ctx)
+	if err != nil {
+		return nil, err
+	}
+	external, err := s.external(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r, err := e.Drift(ctx, head.Site, external...)
+	if err != nil {
+		return nil, err
+	}
+	return view.MaskDrift(r, s.kinds), nil
+}
+
+// publish stores and prints a report.
+func (s *session) publish(ctx context.Context, r *drift.Report) error {
+	body, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := s.store.Publish(ctx, "drift/latest", body); err != nil {
+		s.view.Warn("the report was not published: " + err.Error())
+	}
+	switch {
+	case !s.flags.json:
+		s.print(view.DriftText(r, s.kinds, s.style(s.sys.Stdout), s.flags.layout))
+	case s.following: // a line for each report
+		return s.printLine(r)
+	default:
+		return s.printJSON(r)
+	}
+	return nil
+}
+
+// watchDrift reports drift whenever it becomes different, until ctx is done.
+func (s *session) watchDrift(ctx context.Context, e *engine.Engine, site schema.Site, interval time.Duration) error {
+	needs, err := s.offers()
+	if err != nil {
+		return err
+	}
+	var last []byte
+	return s.eachChange(e.Watch(ctx, site, needs, nil, interval), func([]schema.Place) error {
+		r, err := s.drift(ctx, e)
+		if err != nil {
+			return err
+		}
+		said := *r
+		said.At = time.Time{}
+		body, err := json.Marshal(said)
+		if err != nil || bytes.Equal(body, last) {
+			return err
+		}
+		if !s.flags.json {
+			s.print(view.AtText(time.Now(), last == nil, s.style(s.sys.Stdout)))
+		}
+		last = body
+		return s.publish(ctx, r)
+	})
 }

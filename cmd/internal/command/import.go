@@ -145,7 +145,7 @@ func (a *app) whose(ctx context.Context, documents []string, m missing) (s *sess
 		return s, of, err
 	}
 	s, err = a.openOr(ctx, nil, nil, m)
-	if err == nil && m != pretend {
+	if err == nil && m == refuse {
 		err = s.known(ctx)
 	}
 	if err != nil {
@@ -165,7 +165,7 @@ func (s *session) survey(ctx context.Context, site schema.Site) (*survey.Survey,
 	if err != nil {
 		return nil, err
 	}
-	return e.Survey(ctx, site, needs)
+	return e.Survey(ctx, site, needs, nil)
 }
 
 // offers lists every provider that the configuration reaches.

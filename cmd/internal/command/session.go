@@ -102,7 +102,7 @@ func (a *app) openOr(ctx context.Context, doc *schema.Document, documents []stri
 		return nil, err
 	}
 	if s.site = named; s.site == "" {
-		if s.site, err = a.onlySite(ctx, s.kv); err != nil {
+		if s.site, err = a.onlySite(ctx, s.kv, m); err != nil {
 			return nil, err
 		}
 		s.only = true
@@ -160,14 +160,20 @@ func (s *session) known(ctx context.Context) error {
 	}
 }
 
-// onlySite returns the only site of a store.
-func (a *app) onlySite(ctx context.Context, kv state.KV) (string, error) {
+// unnamed stands for the name of a site that has none yet.
+const unnamed = "unnamed"
+
+// onlySite returns the only site of a store; m says whether there has to be one.
+func (a *app) onlySite(ctx context.Context, kv state.KV, m missing) (string, error) {
 	sites, err := state.Sites(ctx, kv)
 	if err != nil {
 		return "", err
 	}
 	switch len(sites) {
 	case 0:
+		if m == look {
+			return unnamed, nil
+		}
 		return "", &view.Problem{What: "the store has no sites yet", Fix: a.firstDocument()}
 	case 1:
 		return sites[0], nil

@@ -66,6 +66,7 @@ var uses = map[string]use{
 	"graph":                 {args: "DOC", offline: true},
 	"import":                {args: "-discover"},
 	"inventory":             {},
+	"observe":               {},
 	"runs":                  {},
 	"cancel":                {undone: true},
 	"resume":                {undone: true},

@@ -22,6 +22,7 @@ const (
 	refuse  missing = iota // it has nothing to show
 	create                 // it creates one
 	pretend                // it uses an empty one that it discards: nothing was applied yet
+	look                   // so does this, and the site may have no name either
 )
 
 // folder returns where the search for the files of a command begins: the folder of its first document, or the current one.
@@ -74,7 +75,7 @@ func (a *app) storeDir(documents []string) (string, error) {
 
 // absent opens what is used in place of a store that does not exist.
 func (a *app) absent(dir string, m missing) (state.KV, error) {
-	if m == pretend {
+	if m == pretend || m == look {
 		return mem.New(mem.Options{}), nil
 	}
 	return nil, &view.Problem{
