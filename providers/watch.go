@@ -57,6 +57,20 @@ func (c *Changes) Add(ids ...string) {
 	c.wake()
 }
 
+// Differ reports the ids whose versions differ between two looks at all things.
+func (c *Changes) Differ(was, is map[string]string) {
+	for id, version := range is {
+		if before, ok := was[id]; !ok || before != version {
+			c.Add(id)
+		}
+	}
+	for id := range was {
+		if _, ok := is[id]; !ok {
+			c.Add(id)
+		}
+	}
+}
+
 // End reports that no change is told any more, and why.
 func (c *Changes) End(err error) {
 	c.mu.Lock()

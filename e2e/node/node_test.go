@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -235,6 +236,30 @@ func TestGuestInUse(t *testing.T) {
 	refused(t, providers.Denied, "has /dev/vfio/"+filepath.Base(group)+" open", func() error { return functions.Delete(t.Context(), spare) })
 	must(t, f.Close())
 	must(t, functions.Delete(t.Context(), spare))
+}
+
+// What happens to a function is told by the kernel's events: the watch does not look by itself here.
+func TestGuestEvents(t *testing.T) {
+	g := guest.In(t, full.Name)
+	k, closing, err := sysfs.Config(sysfs.DefaultRoot).Kernel(providers.Opening{Scope: "gpu-01"})
+	must(t, err)
+	k.Poll = time.Hour
+	watching := pci.New("gpu-01", k, closing)
+	defer func() { must(t, watching.Close()) }()
+	functions := served(t, world(t, devices), "pci.function")
+	spare := call("pci.function", g.Address("spare"), assigned)
+	for ids, err := range watching.Kinds[0].Watch(t.Context()) {
+		must(t, err)
+		switch {
+		case len(ids) == 0: // it has begun
+			must(t, functions.Create(t.Context(), spare))
+		case len(ids) != 1 || ids[0] != spare.ID:
+			t.Fatalf("told of %v", ids)
+		default:
+			must(t, functions.Delete(t.Context(), spare))
+			return
+		}
+	}
 }
 
 // route gives an interface an address, and with it a route, until the test ends.

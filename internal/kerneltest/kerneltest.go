@@ -18,6 +18,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"converge.dev/converge/providers/sysfs"
 )
@@ -95,7 +96,7 @@ func New(t testing.TB, m Machine) *Kernel {
 
 // Kernel returns the access to the fake that a provider has to a real one.
 func (k *Kernel) Kernel() sysfs.Kernel {
-	return sysfs.Kernel{Sys: k, Processes: tree{k.proc}, Claim: k.claimed}
+	return sysfs.Kernel{Sys: k, Processes: tree{k.proc}, Claim: k.claimed, Poll: 10 * time.Millisecond}
 }
 
 // Dump returns all of sysfs as text.

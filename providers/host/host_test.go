@@ -21,7 +21,7 @@ func TestLaws(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sizes := []string{"4kB", "16kB", "32kB", "64kB", "512kB", "1024kB", "16384kB", "524288kB", "1048576kB", "2097152kB"}
+	sizes := []string{"4kB", "16kB", "32kB", "64kB", "128kB", "512kB", "1024kB", "16384kB", "524288kB", "1048576kB", "2097152kB"}
 	pools := map[string]int{"node1-2048kB": 80}
 	for _, s := range sizes {
 		pools["node0-"+s] = 80

@@ -26,12 +26,14 @@ var machine = kerneltest.Machine{
 		{Address: "0000:0a:00.0", Native: "e1000e", Group: "10"},
 		{Address: "0000:0b:00.0", Native: "e1000e", Group: "11"},
 		{Address: "0000:0c:00.0", Native: "e1000e", Group: "12"},
+		{Address: "0000:0d:00.0", Native: "e1000e", Group: "13"},
+		{Address: "0000:0e:00.0", Native: "e1000e", Group: "14"},
 	},
 }
 
 // others are functions of the machine that no case is about.
 var others = []string{
-	"0000:04:00.0", "0000:05:00.0", "0000:06:00.0", "0000:07:00.0", "0000:08:00.0", "0000:09:00.0", "0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0",
+	"0000:04:00.0", "0000:05:00.0", "0000:06:00.0", "0000:07:00.0", "0000:08:00.0", "0000:09:00.0", "0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0", "0000:0d:00.0", "0000:0e:00.0",
 }
 
 var cases = []providertest.Case{

@@ -52,7 +52,7 @@ func Provider(name, node string, k Kernel, closing func() error, nouns ...Kind) 
 	served := make([]*kind, len(nouns))
 	for i, n := range nouns {
 		served[i] = &kind{node: node, name: n.Name, noun: n.Noun, kernel: k}
-		kinds = append(kinds, providers.Served{Name: n.Name, Traits: n.Traits, Kind: served[i]})
+		kinds = append(kinds, providers.Served{Name: n.Name, Traits: n.Traits, Kind: served[i], Watch: served[i].watch})
 	}
 	p := providers.New(name, node, closing, kinds...)
 	for _, k := range served {

@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -50,6 +51,10 @@ type Kernel struct {
 
 	// Claim reports whether a block device is claimed for exclusive use, by whatever part of the kernel. Nil: there is nobody to ask.
 	Claim func(block string) (bool, error)
+
+	// Events calls changed after each event of a PCI function, from its return until end is called. Nil: there are none.
+	Events func(changed func()) (end func(), err error)
+	Poll   time.Duration // how often a watch reads everything; zero: as the constant says
 }
 
 // Proc returns the tree of /proc. It fails when that cannot be seen, and says why.
@@ -138,7 +143,7 @@ func (c Config) Kernel(at providers.Opening) (k Kernel, closing func() error, er
 		return k, nil, errors.Join(fmt.Errorf("%s is not a sysfs: it has no directories bus and devices", root), closing())
 	}
 	if sys.live {
-		k.Claim = claimed
+		k.Claim, k.Events = claimed, pciEvents
 	}
 	path := filepath.Join(filepath.Dir(root), "proc")
 	proc, err := open(path)
