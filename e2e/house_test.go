@@ -36,6 +36,7 @@ var layers = []struct {
 	{"internal/guest/init", []string{"internal/guest/order"}},
 	{"internal/guest", nil},
 	{"internal/loadtest", []string{"schema"}},
+	{"internal/cidata", nil},
 	{"internal/keyed", nil},
 	{"internal/retry", nil},
 	{"internal/specgen", []string{"schema$", "schema/kinds"}},
