@@ -64,7 +64,7 @@ var layers = []struct {
 	{"providers/carbide", []string{"schema$", "providers$", "internal/files", "internal/keyed"}},
 	{"providers/wire/wirepb", nil},
 	{"providers/wire", []string{"schema$", "providers$", "providers/wire/wirepb", "internal/keyed"}},
-	{"providers/libvirt", []string{"schema$", "providers$", "internal/keyed", "internal/retry"}},
+	{"providers/libvirt", []string{"schema$", "providers$", "internal/cidata", "internal/keyed", "internal/retry"}},
 	{"providers/ovs", []string{"schema$", "providers$"}},
 	{"providers/pci/spec", []string{"schema$", "schema/object"}},
 	{"providers/pci", []string{"schema$", "providers$", "providers/sysfs"}},

@@ -41,6 +41,10 @@ type conn interface {
 	createVolume(ctx context.Context, pool, xml string) error
 	resizeVolume(ctx context.Context, pool, name string, bytes uint64) error
 	deleteVolume(ctx context.Context, pool, name string) error
+	// upload writes into a volume from an offset on. When libvirt answers with an error, a part may be written.
+	upload(ctx context.Context, pool, name string, offset uint64, b []byte) error
+	// download returns the first bytes of a volume, fewer when it is shorter.
+	download(ctx context.Context, pool, name string, bytes uint64) ([]byte, error)
 
 	// domains returns the definitions of all domains; of those that run, as they run.
 	domains(ctx context.Context) ([]definition, error)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"strconv"
 	"sync"
@@ -535,6 +536,62 @@ func (l *library) deleteVolume(ctx context.Context, pool, name string) error {
 		l.files.Store(pool+"/"+name, true)
 		defer l.files.Delete(pool + "/" + name)
 		return v.Delete(virt.STORAGE_VOL_DELETE_NORMAL)
+	})
+}
+
+// packet is how much is sent at once; every version of libvirt takes that.
+const packet = 64 << 10
+
+func (l *library) upload(ctx context.Context, pool, name string, offset uint64, b []byte) error {
+	return l.streamed(ctx, pool, name, func(v *virt.StorageVol, s *virt.Stream) error {
+		if err := v.Upload(s, offset, uint64(len(b)), 0); err != nil {
+			return err
+		}
+		for len(b) > 0 {
+			n, err := s.Send(b[:min(len(b), packet)])
+			if err != nil {
+				return err
+			}
+			b = b[n:]
+		}
+		return nil
+	})
+}
+
+func (l *library) download(ctx context.Context, pool, name string, bytes uint64) ([]byte, error) {
+	found := make([]byte, 0, bytes+1) // room for a call that tells the end
+	err := l.streamed(ctx, pool, name, func(v *virt.StorageVol, s *virt.Stream) error {
+		if err := v.Download(s, 0, bytes, 0); err != nil {
+			return err
+		}
+		for len(found) < cap(found) {
+			n, err := s.Recv(found[len(found):cap(found)])
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			found = found[:len(found)+n]
+		}
+		return nil
+	})
+	return found, err
+}
+
+// streamed makes a call about one volume that begins a transfer, and the transfer, which ends well only when libvirt confirms it.
+func (l *library) streamed(ctx context.Context, pool, name string, call func(v *virt.StorageVol, s *virt.Stream) error) error {
+	return l.withVolume(ctx, pool, name, func(v *virt.StorageVol) error {
+		s, err := l.c.NewStream(0)
+		if err != nil {
+			return err
+		}
+		defer free(s)
+		if err := call(v, s); err != nil {
+			_ = s.Abort()
+			return err
+		}
+		return s.Finish()
 	})
 }
 

@@ -23,6 +23,7 @@ type fake struct {
 	mu      sync.Mutex
 	objects map[object]map[string]definition
 	files   map[string]map[string]string // definitions of volumes, by pool and name
+	data    map[string][]byte            // what is in volumes, by POOL/NAME
 	guests  []definition
 	ended   chan struct{}
 	gone    atomic.Bool // the connection is lost
@@ -32,14 +33,16 @@ type fake struct {
 	fail func(call string) error
 	// effect makes a call that fails have its effect all the same.
 	effect bool
+	// cut is how much of each upload is written; negative: all.
+	cut int
 	// observing is called by each look at objects.
 	observing func(ctx context.Context)
 }
 
 func newFake() *fake {
 	return &fake{
-		objects: map[object]map[string]definition{networkObject: {}, poolObject: {}}, files: map[string]map[string]string{},
-		ended: make(chan struct{}), fail: func(string) error { return nil }, observing: func(context.Context) {},
+		objects: map[object]map[string]definition{networkObject: {}, poolObject: {}}, files: map[string]map[string]string{}, data: map[string][]byte{},
+		ended: make(chan struct{}), cut: -1, fail: func(string) error { return nil }, observing: func(context.Context) {},
 	}
 }
 
@@ -134,7 +137,59 @@ func (f *fake) volumeAt(_ context.Context, path string) (pool, name string, err 
 	return "", "", nil
 }
 
-func (f *fake) createVolume(_ context.Context, pool, text string) error { return nil }
+func (f *fake) createVolume(_ context.Context, pool, text string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var v libvirtxml.StorageVolume
+	if err := v.Unmarshal(text); err != nil {
+		return err
+	}
+	at := pool + "/" + v.Name
+	err := f.fail("create " + at)
+	switch {
+	case err != nil && !f.effect:
+		return err
+	case f.objects[poolObject][pool].running == "":
+		return &answer{class: providers.Absent, err: errorText("no storage pool is running with that name")}
+	case f.files[pool][v.Name] != "":
+		return &answer{class: providers.Exists, err: errorText("storage volume exists already")}
+	}
+	v.Target.Path = "/srv/" + at
+	if f.files[pool] == nil {
+		f.files[pool] = map[string]string{}
+	}
+	f.files[pool][v.Name], _ = v.Marshal()
+	f.data[at] = make([]byte, v.Capacity.Value)
+	return err
+}
+
+// upload writes what comes before a cut, and then fails.
+func (f *fake) upload(_ context.Context, pool, name string, offset uint64, b []byte) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	at := pool + "/" + name
+	err := f.fail("upload " + at)
+	if f.files[pool][name] == "" {
+		return &answer{class: providers.Absent, err: errorText("no storage volume with that name")}
+	}
+	if err == nil || f.effect {
+		if f.cut >= 0 {
+			b = b[:min(len(b), f.cut)]
+		}
+		copy(f.data[at][offset:], b)
+	}
+	return err
+}
+
+func (f *fake) download(_ context.Context, pool, name string, bytes uint64) ([]byte, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.files[pool][name] == "" {
+		return nil, &answer{class: providers.Absent, err: errorText("no storage volume with that name")}
+	}
+	data := f.data[pool+"/"+name]
+	return slices.Clone(data[:min(uint64(len(data)), bytes)]), nil
+}
 
 func (f *fake) resizeVolume(_ context.Context, pool, name string, _ uint64) error {
 	return f.fail("resize " + pool + "/" + name)
@@ -143,8 +198,13 @@ func (f *fake) resizeVolume(_ context.Context, pool, name string, _ uint64) erro
 func (f *fake) deleteVolume(_ context.Context, pool, name string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	err := f.fail("delete " + pool + "/" + name)
+	if err != nil && !f.effect {
+		return err
+	}
 	delete(f.files[pool], name)
-	return nil
+	delete(f.data, pool+"/"+name)
+	return err
 }
 
 func (f *fake) domains(context.Context) ([]definition, error) { return f.guests, nil }

@@ -18,7 +18,8 @@ import (
 type noun interface {
 	// traits returns the traits of its kind, made from those that all kinds have in common.
 	traits(common providers.Traits) providers.Traits
-	// list returns the things with the given ids, all when ids is nil, without versions.
+	// list returns the things with the given ids, all when ids is nil, without versions, except where
+	// specs have secrets.
 	list(ctx context.Context, c conn, ids []string) ([]providers.Thing, error)
 	create(ch *change, want schema.Object) error
 	// update and remove get the thing as it was just read.
@@ -35,6 +36,7 @@ type noun interface {
 type fault struct {
 	class providers.Class
 	over  bool
+	code  string // optional: a word that is shown also where the text may not be, because a call had secrets
 	err   error
 }
 
@@ -44,6 +46,11 @@ func (f *fault) Unwrap() error { return f.err }
 // refuse returns a fault.
 func refuse(class providers.Class, format string, args ...any) error {
 	return &fault{class: class, err: fmt.Errorf(format, args...)}
+}
+
+// refuseUsed refuses to take away what something else uses.
+func refuseUsed(format string, args ...any) error {
+	return &fault{class: providers.Invalid, code: "InUse", err: fmt.Errorf(format, args...)}
 }
 
 // A kind adds the four verbs to a noun.
@@ -68,14 +75,17 @@ func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, er
 	return things, k.fail("observe", schema.Ref{}, err, nil)
 }
 
-// things reads things, with their versions and in the order of their ids.
+// things reads things, with their versions and in the order of their ids. A noun whose specs have secrets gives them versions itself:
+// those are written down, and must not tell anything of a secret.
 func (k *kind) things(ctx context.Context, c conn, ids []string) ([]providers.Thing, error) {
 	things, err := k.noun.list(ctx, c, ids)
 	if err != nil {
 		return nil, err
 	}
 	for i := range things {
-		things[i].Version = things[i].Spec.Digest()[:16]
+		if things[i].Version == "" {
+			things[i].Version = things[i].Spec.Digest()[:16]
+		}
 	}
 	slices.SortFunc(things, func(a, b providers.Thing) int { return cmp.Compare(a.ID, b.ID) })
 	return things, nil
@@ -255,6 +265,7 @@ func (k *kind) fail(op string, ref schema.Ref, err error, ch *change) error {
 		}
 		e.Over = e.Class == providers.Unknown
 	case errors.As(err, &f):
+		e.Code = f.code
 		if e.Class, e.Over = f.class, f.over; did {
 			e.Class, e.Over = providers.Unknown, true
 		}

@@ -1,4 +1,5 @@
-// Package libvirt is the provider of libvirt on one node: its storage pools, their volumes, and its virtual networks.
+// Package libvirt is the provider of libvirt on one node: its storage pools, their volumes, seeds for cloud-init, and its
+// virtual networks.
 //
 // Each kind is a noun, in a file of its own: it reads its things from the XML of libvirt and says what a change of one consists of.
 // kind.go implements the four verbs of the contract with that, the same for all. What is needed of libvirt is in conn.go; dlopen.go
@@ -68,6 +69,7 @@ const maxCalls = 4
 
 // nouns are the served kinds, one line per kind.
 var nouns = map[string]noun{
+	"libvirt.cloudinit": seeds{},
 	"libvirt.dhcp_host": dhcpHosts{},
 	"libvirt.network":   networks{},
 	"libvirt.pool":      pools{},

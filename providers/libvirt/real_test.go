@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"converge.dev/converge/internal/cidata"
 	"converge.dev/converge/internal/libvirttest"
 	"converge.dev/converge/internal/providertest"
 	"converge.dev/converge/providers"
@@ -261,6 +262,7 @@ func TestReal(t *testing.T) {
 		{"a network that cannot start", cannotStart},
 		{"files made by hand", byHand},
 		{"in use", inUse},
+		{"a seed", aSeed},
 		{"closed", closed},
 		{"killed", killed},
 		{"frozen", frozen},
@@ -412,6 +414,58 @@ func inUse(n *node) {
 	n.must(n.delete("libvirt.volume", "p/disk"))
 	n.must(n.delete("libvirt.volume", "p/base"))
 	n.must(n.delete("libvirt.network", "net"))
+}
+
+// aSeed runs a domain with a seed, which is replaced under it, and not deleted. What was cut off is written again.
+func aSeed(n *node) {
+	const id, file = "p/web.cidata.iso", "p/web.cidata.iso"
+	seed := func(instance, data string) schema.Object {
+		return schema.Object{"pool": "p", "instance_id": instance, "hostname": "web", "user_data": data}
+	}
+	n.must(n.create("libvirt.pool", "p", schema.Object{"path": n.dir + "/p"}))
+	n.must(n.create("libvirt.cloudinit", id, seed("i-1", "#cloud-config\n")))
+	path := filepath.Join(n.dir, file)
+	if info, err := os.Stat(path); err != nil || info.Size() != cidata.Size || info.Mode().Perm() != 0o600 {
+		n.Errorf("the file is %v (%v)", info, err)
+	}
+	if status := n.look("libvirt.cloudinit", id).Status["path"]; status != path {
+		n.Errorf("the path is %v, want %s", status, path)
+	}
+	n.host.Define(n, "define", `<domain type='qemu'><name>converge-seed</name><memory unit='MiB'>64</memory><os><type arch='x86_64'>hvm</type></os>
+<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>
+<disk type='volume' device='cdrom'><driver name='qemu' type='raw'/><source pool='p' volume='web.cidata.iso'/><target dev='sda' bus='sata'/><readonly/></disk></devices></domain>`)
+	n.host.Virsh(n, "start", "converge-seed")
+	before := n.look("libvirt.cloudinit", id).Version
+	n.must(n.update("libvirt.cloudinit", id, seed("i-1", "#cloud-config\nhostname: other\n")))
+	if now := n.look("libvirt.cloudinit", id).Version; now == before {
+		n.Error("a change of the user data alone leaves the version")
+	}
+	n.must(n.update("libvirt.cloudinit", id, seed("i-2", "#cloud-config\nhostname: other\n")))
+	n.field("libvirt.cloudinit", id, "instance_id", "i-2")
+	image, err := os.ReadFile(path)
+	n.must(err)
+	if s, err := cidata.Read(image); err != nil || s.UserData != "#cloud-config\nhostname: other\n" {
+		n.Errorf("the file has %v (%v)", s, err)
+	}
+	n.fails(n.delete("libvirt.cloudinit", id), providers.Invalid, "disk sda of domain converge-seed")
+	n.host.Virsh(n, "destroy", "converge-seed")
+	n.fails(n.delete("libvirt.cloudinit", id), providers.Invalid, "disk sda of domain converge-seed")
+	n.host.Virsh(n, "undefine", "converge-seed")
+
+	image[writingAt] = replacing
+	n.must(n.c.upload(n.Context(), "p", "web.cidata.iso", 0, image[:100<<10]))
+	if th := n.look("libvirt.cloudinit", id); th.Phase != providers.Failed || th.Detail != string(replaced) {
+		n.Errorf("a seed that was cut off is observed as %v", th)
+	}
+	n.must(n.update("libvirt.cloudinit", id, seed("i-3", "")))
+	n.field("libvirt.cloudinit", id, "instance_id", "i-3")
+	n.fails(n.delete("libvirt.pool", "p"), providers.Invalid, "still has the volumes web.cidata.iso")
+	n.must(n.delete("libvirt.cloudinit", id))
+	n.must(n.delete("libvirt.pool", "p"))
+
+	if short, err := n.c.download(n.Context(), "p", "none", 10); err == nil {
+		n.Errorf("a volume that does not exist has %q", short)
+	}
 }
 
 // closed: a provider that was closed has no connection any more, and says so.

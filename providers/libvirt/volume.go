@@ -32,9 +32,22 @@ func (volumes) alone() bool { return false }
 
 func (volumes) told() (o object, ids func(string) []string, ok bool) { return 0, nil, false }
 
-// list reads the pools first. libvirt does not know what is in a pool that is stopped, and what is unknown must not look absent, so then
-// it fails.
 func (volumes) list(ctx context.Context, c conn, ids []string) ([]providers.Thing, error) {
+	names := backings{c: c, ids: map[string]string{}}
+	var found []providers.Thing
+	err := eachVolume(ctx, c, ids, func(pool string, v *libvirtxml.StorageVolume) error {
+		th, err := names.thing(ctx, pool, v)
+		if err == nil && th != nil {
+			found = append(found, *th)
+		}
+		return err
+	})
+	return found, err
+}
+
+// eachVolume visits the volumes with the given ids, all when ids is nil. It reads the pools first. libvirt does not know what is in a pool
+// that is stopped, and what is unknown must not look absent, so then it fails.
+func eachVolume(ctx context.Context, c conn, ids []string, visit func(pool string, v *libvirtxml.StorageVolume) error) error {
 	wanted := map[string][]string{} // by pool
 	var pools []string              // nil: all
 	for _, id := range ids {
@@ -48,38 +61,36 @@ func (volumes) list(ctx context.Context, c conn, ids []string) ([]providers.Thin
 		wanted[pool] = append(wanted[pool], name)
 	}
 	if ids != nil && pools == nil {
-		return nil, nil
+		return nil
 	}
 	ds, err := c.read(ctx, poolObject, pools)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	names := backings{c: c, ids: map[string]string{}}
-	var found []providers.Thing
 	for _, d := range ds {
 		switch p, err := directory(d); {
 		case err != nil:
-			return nil, fmt.Errorf("the definition of pool %s: %w", d.name, err)
+			return fmt.Errorf("the definition of pool %s: %w", d.name, err)
 		case p == nil:
 			continue
 		case !*p.Active:
-			return nil, refuse(providers.Invalid, "pool %s is stopped, so its volumes are unknown", d.name)
+			return refuse(providers.Invalid, "pool %s is stopped, so its volumes are unknown", d.name)
 		}
 		xmls, err := c.volumes(ctx, d.name, wanted[d.name])
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for _, xml := range xmls {
-			th, err := names.thing(ctx, d.name, xml)
-			if err != nil {
-				return nil, err
+			var v libvirtxml.StorageVolume
+			if err := v.Unmarshal(xml); err != nil {
+				return fmt.Errorf("the definition of a volume of pool %s: %w", d.name, err)
 			}
-			if th != nil {
-				found = append(found, *th)
+			if err := visit(d.name, &v); err != nil {
+				return err
 			}
 		}
 	}
-	return found, nil
+	return nil
 }
 
 // backings translates volumes, and the paths of their backing volumes to ids.
@@ -88,13 +99,9 @@ type backings struct {
 	ids map[string]string // by path
 }
 
-// thing returns a volume; nil for what is no image file, such as a directory.
-func (b backings) thing(ctx context.Context, pool, xml string) (*providers.Thing, error) {
-	var v libvirtxml.StorageVolume
-	if err := v.Unmarshal(xml); err != nil {
-		return nil, fmt.Errorf("the definition of a volume of pool %s: %w", pool, err)
-	}
-	if v.Type != "" && v.Type != "file" || v.Capacity == nil {
+// thing returns a volume; nil for what is no image file, such as a directory, and for a seed.
+func (b backings) thing(ctx context.Context, pool string, v *libvirtxml.StorageVolume) (*providers.Thing, error) {
+	if v.Type != "" && v.Type != "file" || v.Capacity == nil || isSeed(v.Name, v.Capacity.Value) {
 		return nil, nil
 	}
 	capacity := v.Capacity.Value
@@ -148,6 +155,8 @@ func (volumes) create(ch *change, want schema.Object) error {
 		return refuse(providers.Invalid, "volume %s is not in pool %s", ch.call.ID, s.Pool)
 	case s.Capacity < 0:
 		return refuse(providers.Invalid, "capacity is negative")
+	case strings.HasSuffix(name, seedEnding):
+		return refuse(providers.Invalid, "a volume whose name ends in %s is a seed, of the kind libvirt.cloudinit", seedEnding)
 	case format == "qcow2" && s.Capacity%granule != 0:
 		return refuse(providers.Invalid, "the capacity of a qcow2 volume is a multiple of %d bytes, and %d is not", granule, s.Capacity)
 	case format != "qcow2" && s.Backing != nil:
@@ -212,6 +221,8 @@ func (volumes) update(ch *change, have providers.Thing, want schema.Object) erro
 		return refuse(providers.Invalid, "backing cannot be changed in place")
 	case s.Capacity == h.Capacity:
 		return nil
+	case isSeed(have.ID, uint64(s.Capacity)):
+		return refuse(providers.Invalid, "with %d bytes, volume %s would be a seed, of the kind libvirt.cloudinit", s.Capacity, have.ID)
 	case s.Capacity < h.Capacity:
 		return refuse(providers.Invalid, "a volume cannot shrink: %d bytes are fewer than the %d that a guest may have written to", s.Capacity, h.Capacity)
 	case format == "qcow2" && s.Capacity%granule != 0:
@@ -259,7 +270,7 @@ func (volumes) remove(ch *change, have providers.Thing) error {
 			}
 		}
 		if is {
-			return refuse(providers.Invalid, "volume %s is the backing volume of %s", have.ID, th.ID)
+			return refuseUsed("volume %s is the backing volume of %s", have.ID, th.ID)
 		}
 	}
 	uses, err := ch.uses(i)
@@ -267,7 +278,7 @@ func (volumes) remove(ch *change, have providers.Thing) error {
 		return err
 	}
 	if len(uses) > 0 {
-		return refuse(providers.Invalid, "volume %s is %s", have.ID, uses[0])
+		return refuseUsed("volume %s is %s", have.ID, uses[0])
 	}
 	return ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name) })
 }
