@@ -59,7 +59,7 @@ func build(dir string) (string, error) {
 		return "", err
 	}
 	out := filepath.Join(dir, "converge")
-	cmd := exec.Command("go", "build", "-overlay", path, "-o", out, filepath.Join(root, "cmd", "converge"))
+	cmd := exec.Command("go", "build", "-tags=libvirt_dlopen", "-overlay", path, "-o", out, filepath.Join(root, "cmd", "converge"))
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	return out, cmd.Run()
 }
