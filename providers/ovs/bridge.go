@@ -3,6 +3,7 @@ package ovs
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"strings"
 
@@ -40,6 +41,7 @@ func (bridges) list(v *view) ([]observed, error) {
 	var seen []observed
 	for b := range all[vswitch.Bridge](v) {
 		ids, mark := unmarked(b.ExternalIDs)
+		maps.DeleteFunc(ids, isFlowSet)
 		datapath := cmp.Or(b.DatapathType, "system")
 		o := spec.Bridge{
 			DatapathType: &datapath, ExternalIDs: ids, FailMode: b.FailMode, McastSnoopingEnable: &b.McastSnoopingEnable,
@@ -84,6 +86,11 @@ func (bridges) update(v *view, c *change, name string, want schema.Object, mark 
 // remove refuses to delete anything that is not in the spec of the bridge, so that a delete can be undone.
 func (k bridges) remove(ctx context.Context, v *view, c *change, name string) error {
 	b := v.bridge(name)
+	for key := range b.ExternalIDs {
+		if set, ok := strings.CutPrefix(key, flowSetKey); ok {
+			return refuse(providers.Invalid, "bridge %s still has the flow set %s", name, set)
+		}
+	}
 	local := v.local(b)
 	if slices.ContainsFunc(b.Ports, func(p string) bool { return local == nil || p != local.UUID }) {
 		return k.occupied(ctx, c.db, name)
@@ -150,6 +157,16 @@ func wantedBridge(want schema.Object, mark providers.Mark, have *vswitch.Bridge)
 	ids, err := marked(s.ExternalIDs, mark)
 	if err != nil {
 		return nil, err
+	}
+	for key := range ids {
+		if strings.HasPrefix(key, flowSetKey) {
+			return nil, refuse(providers.Invalid, "external_ids cannot contain %s, which is reserved for converge", key)
+		}
+	}
+	for key, note := range have.ExternalIDs {
+		if isFlowSet(key, note) {
+			ids[key] = note
+		}
 	}
 	b := &vswitch.Bridge{
 		DatapathType: value(s.DatapathType), ExternalIDs: ids, FailMode: s.FailMode, McastSnoopingEnable: value(s.McastSnoopingEnable),

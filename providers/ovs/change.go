@@ -42,6 +42,32 @@ type change struct {
 	ops   []ovsdb.Operation
 	means map[int]error // the error when the guard with that index does not hold
 	err   error         // the first error while the change was assembled
+	lease int           // how many operations guard the epoch; they are the first
+
+	first func(context.Context) error // what is checked before it is sent; nil: nothing
+	then  func(context.Context) error // what is done after that outside of the database; nil: nothing
+}
+
+// again returns another change under the same epoch.
+func (c *change) again() *change {
+	again := &change{db: c.db, root: c.root, ops: slices.Clone(c.ops[:c.lease]), means: map[int]error{}, lease: c.lease}
+	for i := range c.lease {
+		again.means[i] = c.means[i]
+	}
+	return again
+}
+
+// carryOut commits the change, with what comes before and after.
+func (c *change) carryOut(ctx context.Context) error {
+	if c.first != nil {
+		if err := c.first(ctx); err != nil {
+			return err
+		}
+	}
+	if err := c.commit(ctx); err != nil || c.then == nil {
+		return err
+	}
+	return c.then(ctx)
 }
 
 // row returns columns of a model in wire format.

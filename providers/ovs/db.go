@@ -260,6 +260,7 @@ func (r reading) selects(where ...ovsdb.Condition) ovsdb.Operation {
 type view struct {
 	root *vswitch.OpenvSwitch
 	rows map[string]model.Model // by UUID
+	sets map[string]*flowSet    // by their ids, with what the switch has of them; nil unless that was asked
 }
 
 // view reads the rows with the given names; nil means all.

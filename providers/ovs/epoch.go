@@ -52,6 +52,7 @@ func (c *change) fenced(v *view, epoch int64) error {
 	}
 	c.guard(refuse(providers.Transient, "another lock holder has just taken over the switch, or its external_ids have just been changed"),
 		vswitch.OpenvSwitchTable, uuidIs(c.root), ovsdb.WaitConditionEqual, c.row(v.root, []string{"external_ids"}))
+	c.lease = len(c.ops)
 	return nil
 }
 

@@ -29,6 +29,12 @@ type noun interface {
 	remove(ctx context.Context, v *view, c *change, name string) error
 }
 
+// An asker is a noun whose things are not only in the database.
+type asker interface {
+	// look adds to a view what the switch says of the things with the given ids, all when ids is nil.
+	look(ctx context.Context, d *db, v *view, ids []string) error
+}
+
 // A observed is a thing as a noun reports it.
 type observed struct {
 	providers.Thing
@@ -64,12 +70,24 @@ func (k *kind) Get(ctx context.Context, ids []string) ([]providers.Thing, error)
 
 // observe reads the things with the given ids; all when ids is nil.
 func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, error) {
-	v, err := k.view(ctx, k.noun.reads(), ids)
+	v, err := k.see(ctx, ids, ids)
 	if err != nil {
-		return nil, k.fail("observe", schema.Ref{}, &fault{providers.Transient, err})
+		return nil, k.fail("observe", schema.Ref{}, err)
 	}
 	things, err := k.things(v, ids)
 	return things, k.fail("observe", schema.Ref{}, err)
+}
+
+// see reads what shows the things with the given ids; all when ids is nil. Names are those of the rows that are read.
+func (k *kind) see(ctx context.Context, names, ids []string) (*view, error) {
+	v, err := k.view(ctx, k.noun.reads(), names)
+	if err != nil {
+		return nil, &fault{providers.Transient, err}
+	}
+	if n, ok := k.noun.(asker); ok {
+		err = classed(n.look(ctx, k.db, v, ids))
+	}
+	return v, err
 }
 
 // Create implements [providers.Kind].
@@ -117,9 +135,9 @@ var errDone = errors.New("nothing to do")
 // apply reads, lets plan assemble a change, and carries it out. With made, the thing has to exist afterwards.
 func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *change) error, made bool) error {
 	name := c.ID
-	v, err := k.view(ctx, k.noun.reads(), append(members(c.Want), name))
+	v, err := k.see(ctx, append(members(c.Want), name), []string{name})
 	if err != nil {
-		return &fault{providers.Transient, err}
+		return err
 	}
 	tx := &change{db: k.db, root: v.root.UUID, means: map[int]error{}}
 	if err := tx.fenced(v, c.Epoch); err != nil {
@@ -131,10 +149,10 @@ func (k *kind) apply(ctx context.Context, c providers.Call, plan func(*view, *ch
 	case err != nil:
 		return err
 	}
-	if err := tx.commit(ctx); err != nil || !made {
+	if err := tx.carryOut(ctx); err != nil || !made {
 		return err
 	}
-	if v, err = k.view(ctx, k.noun.reads(), []string{name}); err != nil {
+	if v, err = k.see(ctx, []string{name}, []string{name}); err != nil {
 		return refuse(providers.Unknown, "it is in the database, but it is unknown whether ovs-vswitchd applied it: %w", err)
 	}
 	v.root.NextCfg = v.root.CurCfg // it is in effect, and this is what things remembers of it

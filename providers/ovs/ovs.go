@@ -24,6 +24,13 @@
 // stores its own before it observes; every change is guarded by that row, so that a holder that was replaced without knowing it
 // changes nothing any more.
 //
+// # Flows
+//
+// The flows of a bridge are not in the database but in ovs-vswitchd, which tells of no change of them. They are read and changed with
+// the program ovs-ofctl, over the bridge's management socket in the run directory. The database has the name and the mark of
+// a flow set, and its flows as they are declared. A change first writes these, under the epoch, and then changes the flows, in one bundle:
+// what is interrupted in between is a flow set that lacks flows, never flows that belong to nobody.
+//
 // # When it is unavailable
 //
 // A server that cannot be reached, or does not answer, makes the provider's Health bad, and runs wait until it is back. Any
@@ -62,6 +69,7 @@ const DefaultSettle = 10 * time.Second
 var nouns = map[string]noun{
 	"ovs.bridge":     bridges{},
 	"ovs.controller": controllers{},
+	"ovs.flow_set":   flowSets{},
 	"ovs.mirror":     mirrors{},
 	"ovs.port":       ports{},
 	"ovs.qos":        qoses{},
@@ -71,6 +79,7 @@ var nouns = map[string]noun{
 // Options say which Open vSwitch is served, and for which site.
 type Options struct {
 	Endpoint string        // unix:PATH or ssl:HOST:PORT; empty: DefaultEndpoint
+	RunDir   string        // where ovs-vswitchd has its sockets; empty: where that of a unix:PATH is
 	TLS      *tls.Config   // required for ssl
 	Node     string        // required: the node's name, which is the scope
 	Site     string        // required: the site's UUID; only things with its mark are ours
@@ -116,7 +125,11 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	for _, name := range slices.Sorted(maps.Keys(nouns)) {
 		n := nouns[name]
 		k := &kind{db: d, name: name, noun: n, since: map[string]version{}}
-		kinds = append(kinds, providers.Served{Name: name, Traits: n.traits(common), Kind: k, Watch: k.watch})
+		s := providers.Served{Name: name, Traits: n.traits(common), Kind: k, Watch: k.watch}
+		if _, ok := n.(asker); ok {
+			s.Watch = nil // the database does not tell of what is not in it
+		}
+		kinds = append(kinds, s)
 	}
 	p := providers.New("ovs", o.Node, d.close, kinds...)
 	p.Fence, p.Permit, p.Identity, p.Health = d.fence, d.permit, d.identity, d.healthy

@@ -13,6 +13,7 @@ import (
 const (
 	ovsBridge     = "ovs.bridge"
 	ovsController = "ovs.controller"
+	ovsFlowSet    = "ovs.flow_set"
 	ovsPort       = "ovs.port"
 	ovsQoS        = "ovs.qos"
 	ovsQueue      = "ovs.queue"
@@ -27,6 +28,7 @@ var ovsRules = []Rule{
 	{"CV1165", "ovs-controller-target", "Controller is declared twice", "A bridge may have only one controller per target", checks{sharedTargets}},
 	{"CV1166", "ovs-qos", "Quality of service does not match its type", "The settings and queues of a qos must be what its type reads", checks{each{named(ovsQoS), checkQoS}, each{named(ovsQueue), checkQueue}}},
 	{"CV1167", "ovs-bond", "Bond cannot be made", "A bond must have several interfaces, which nothing else has", checks{each{named(ovsPort), checkBond}, sharedMembers}},
+	{"CV1168", "ovs-flows", "Flow set cannot be made", "The flows of a set must be of a bridge that leaves them alone, and stay as they are", checks{each{named(ovsFlowSet), checkFlowSet}, flowPorts}},
 }
 
 var sharedPortNames = &sharing{
@@ -227,4 +229,72 @@ func checkRates(r *Resource, known []string, of string, p *reporter) {
 			p.report(r, path, "OVS reads decimal integers here, without a unit, and ignores %q.", textOf(config, name))
 		}
 	}
+}
+
+// openFlow is the version of OpenFlow in which converge changes flows.
+const openFlow = "OpenFlow14"
+
+// flowOptions are what a flow cannot have in a set: the set determines the cookie, and OVS must not remove flows by itself.
+var flowOptions = []string{
+	"cookie", "idle_timeout", "hard_timeout", "importance", "send_flow_rem", "check_overlap", "reset_counts", "no_packet_counts", "no_byte_counts",
+}
+
+// What a flow set may have at most: the database of the switch keeps it in one value.
+const (
+	maxFlows = 256
+	maxFlow  = 1000 // characters
+)
+
+func checkFlowSet(st *Site, r *Resource, p *reporter) {
+	if bridge := st.target(r, ovsBridge, r.Spec["bridge"]); bridge != nil {
+		if textOf(bridge.Spec, "fail_mode") != "secure" {
+			p.report(r, []string{"bridge"}, "OVS changes the flows of %s by itself unless its fail_mode is \"secure\". Set fail_mode there.", bridge.Ref)
+		}
+		if protocols := listOf(bridge.Spec, "protocols"); len(protocols) > 0 && !slices.Contains(protocols, any(openFlow)) {
+			p.report(r, []string{"bridge"}, "Flows are changed in %s, which %s does not accept. Add it to protocols there.", openFlow, bridge.Ref)
+		}
+	}
+	flows := listOf(r.Spec, "flows")
+	if len(flows) > maxFlows {
+		p.report(r, []string{"flows"}, "A flow set has at most %d flows; this one has %d. Declare several sets.", maxFlows, len(flows))
+	}
+	for i, line := range flows {
+		text, _ := line.(string)
+		if len(text) > maxFlow {
+			p.report(r, []string{"flows", strconv.Itoa(i)}, "A flow has at most %d characters; this one has %d.", maxFlow, len(text))
+		}
+		match, _, _ := strings.Cut(text, "actions=")
+		for _, word := range strings.FieldsFunc(match, func(c rune) bool { return c == ' ' || c == ',' }) {
+			if word, _, _ = strings.Cut(word, "="); slices.Contains(flowOptions, word) {
+				p.report(r, []string{"flows", strconv.Itoa(i)}, "A flow of a set has a table, a priority, a match and actions. Remove %s.", word)
+			}
+		}
+	}
+}
+
+// flowPorts checks that a flow set depends on the ports that it names: it cannot be made before they are.
+var flowPorts = &sharing{
+	of: named(ovsFlowSet, ovsPort),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		if r.Ref.Kind == ovsPort {
+			has(key{r.Ref.Name, r.Ref.Scope})
+			return
+		}
+		named := map[string]bool{}
+		for i, line := range listOf(r.Spec, "flows") {
+			text, _ := line.(string)
+			for n, name := range strings.Split(text, `"`) {
+				if n%2 == 1 && !named[name] {
+					named[name] = true
+					has(key{name, r.Ref.Scope}, "flows", strconv.Itoa(i))
+				}
+			}
+		}
+	},
+	check: func(_ *Site, r *Resource, path []string, _ key, shared []*Resource, _ int, p *reporter) {
+		port := shared[len(shared)-1] // ports come after flow sets, and only one has the name
+		if r.Ref.Kind == ovsFlowSet && port.Ref.Kind == ovsPort && !slices.Contains(r.depends, port.Ref.String()) {
+			p.report(r, path, "The flow names the port %s, which must exist before it. Add it to depends_on.", port.Ref)
+		}
+	},
 }
