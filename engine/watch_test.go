@@ -46,6 +46,7 @@ func TestWatch(t *testing.T) {
 	s := enginetest.New()
 	e := watched(t, s, func(*providers.Served) {})
 	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
 	over := errors.New("it is over")
 	var told []string
 	for places, err := range e.Watch(ctx, schema.Site{Name: "test", ID: enginetest.SiteID}, farNeeds, nil, time.Hour) {
