@@ -13,6 +13,7 @@ type object int
 const (
 	networkObject object = iota
 	poolObject
+	domainObject
 )
 
 // A dialer connects. Event is called with the name of each object that is defined, undefined, started or stopped, until the connection is
@@ -46,6 +47,14 @@ type conn interface {
 	// download returns the first bytes of a volume, fewer when it is shorter.
 	download(ctx context.Context, pool, name string, bytes uint64) ([]byte, error)
 
+	// power changes how a running domain runs; startPaused starts it.
+	power(ctx context.Context, domain string, how powerChange) error
+	// change attaches, detaches or updates a device of a running domain, and not of the stored one.
+	change(ctx context.Context, domain string, how deviceChange, xml string) error
+	// annotate replaces one of the texts of a running domain, and not of the stored one.
+	annotate(ctx context.Context, domain string, which annotation, text string) error
+	// keeps returns what libvirt keeps for a domain besides its definition, and would lose with it.
+	keeps(ctx context.Context, domain string) ([]string, error)
 	// domains returns the definitions of all domains; of those that run, as they run.
 	domains(ctx context.Context) ([]definition, error)
 	// resizeDisk resizes a disk of a running domain, and its image.
@@ -67,6 +76,7 @@ type definition struct {
 	running   string // XML; empty while it is stopped
 	transient bool   // it is not stored
 	autostart bool
+	state     string // of a domain: running, paused, stopped or crashed
 }
 
 // A hostUpdate is a way to change DHCP reservations.
@@ -77,6 +87,37 @@ const (
 	addHost hostUpdate = iota
 	modifyHost
 	deleteHost
+)
+
+// A powerChange is a way to change how a domain runs.
+type powerChange int
+
+// The ways.
+const (
+	startPaused powerChange = iota
+	shutDown                // the guest is asked
+	suspend
+	resume
+)
+
+// A deviceChange is a way to change the devices of a running domain.
+type deviceChange int
+
+// The ways.
+const (
+	attachDevice deviceChange = iota
+	updateDevice
+	detachDevice
+)
+
+// An annotation is a text that a domain carries.
+type annotation int
+
+// The texts.
+const (
+	titleText annotation = iota
+	descriptionText
+	noteText // the element of the note in its metadata
 )
 
 // An answer is an error with which libvirt has answered a call.

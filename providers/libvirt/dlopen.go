@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,6 +35,8 @@ var classes = map[virt.ErrorNumber]providers.Class{
 	virt.ERR_NETWORK_EXIST:     providers.Exists,
 	virt.ERR_STORAGE_VOL_EXIST: providers.Exists,
 	virt.ERR_DOM_EXIST:         providers.Exists,
+
+	virt.ERR_DEVICE_MISSING: providers.Absent,
 
 	virt.ERR_INVALID_ARG:        providers.Invalid,
 	virt.ERR_XML_ERROR:          providers.Invalid,
@@ -83,7 +86,7 @@ type library struct {
 	told  []func() error // each ends a registration for events
 	files sync.Map       // POOL/NAME of the volumes that are being created or deleted
 
-	// memory says that this is the test driver: it keeps one definition of an object, whether it runs or not, and builds nothing.
+	// memory says that this is the test driver: it keeps one definition of an object, whether it runs or not, except of a domain, and builds nothing.
 	memory bool
 }
 
@@ -174,7 +177,7 @@ func messageOf(err error) error {
 	return err
 }
 
-// A handle is a network or a pool.
+// A handle is a network, a pool or a domain.
 type handle interface {
 	Free() error
 	GetName() (string, error)
@@ -187,8 +190,11 @@ type handle interface {
 }
 
 func (l *library) lookup(o object, name string) (handle, error) {
-	if o == poolObject {
+	switch o {
+	case poolObject:
 		return handleOf(l.c.LookupStoragePoolByName(name))
+	case domainObject:
+		return handleOf(l.c.LookupDomainByName(name))
 	}
 	return handleOf(l.c.LookupNetworkByName(name))
 }
@@ -259,10 +265,17 @@ func isAbsent(err error) bool {
 // handles finds objects by name; all when names is nil.
 func (l *library) handles(o object, names []string) (found []handle, err error) {
 	if names == nil {
-		if o == poolObject {
+		switch o {
+		case poolObject:
 			pools, err := l.c.ListAllStoragePools(0)
 			for i := range pools {
 				found = append(found, &pools[i])
+			}
+			return found, err
+		case domainObject:
+			domains, err := l.c.ListAllDomains(0)
+			for i := range domains {
+				found = append(found, &domains[i])
 			}
 			return found, err
 		}
@@ -286,8 +299,8 @@ func (l *library) handles(o object, names []string) (found []handle, err error) 
 
 // definition reads an object.
 func (l *library) definition(h handle) (d definition, err error) {
-	read := func(stored bool) (string, error) {
-		stored = stored && !l.memory
+	read := func(inactive bool) (string, error) {
+		stored := inactive && !l.memory
 		switch h := h.(type) {
 		case *virt.StoragePool:
 			if stored {
@@ -299,6 +312,8 @@ func (l *library) definition(h handle) (d definition, err error) {
 				return h.GetXMLDesc(virt.NETWORK_XML_INACTIVE)
 			}
 			return h.GetXMLDesc(0)
+		case *virt.Domain:
+			return domainXML(h, inactive)
 		}
 		return "", fmt.Errorf("there is no XML of a %T", h)
 	}
@@ -325,22 +340,49 @@ func (l *library) definition(h handle) (d definition, err error) {
 		}
 		d.autostart, err = h.GetAutostart()
 	}
+	if domain, ok := h.(*virt.Domain); ok && err == nil {
+		d.state, err = stateOf(domain)
+	}
 	return d, err
 }
 
-// define defines an object. ERR_OPERATION_FAILED means that another one has its name, its UUID or its directory.
+// domainXML returns the definition of a domain with its passwords: without them, they would be lost when it is defined again.
+func domainXML(d *virt.Domain, stored bool) (string, error) {
+	if stored {
+		return d.GetXMLDesc(virt.DOMAIN_XML_SECURE | virt.DOMAIN_XML_INACTIVE)
+	}
+	return d.GetXMLDesc(virt.DOMAIN_XML_SECURE)
+}
+
+func stateOf(d *virt.Domain) (string, error) {
+	state, _, err := d.GetState()
+	switch state {
+	case virt.DOMAIN_SHUTOFF:
+		return "stopped", err
+	case virt.DOMAIN_CRASHED:
+		return "crashed", err
+	case virt.DOMAIN_PAUSED:
+		return "paused", err
+	}
+	return "running", err
+}
+
+// define defines an object. ERR_OPERATION_FAILED means that another one has its name, its UUID or its directory; of a domain, anything.
 func (l *library) define(ctx context.Context, o object, xml string) error {
 	if err := l.begin(ctx); err != nil {
 		return err
 	}
 	var h handle
 	var err error
-	if o == poolObject {
+	switch o {
+	case poolObject:
 		h, err = handleOf(l.c.StoragePoolDefineXML(xml, 0))
-	} else {
+	case domainObject:
+		h, err = handleOf(l.c.DomainDefineXML(xml))
+	default:
 		h, err = handleOf(l.c.NetworkDefineXML(xml))
 	}
-	if errors.Is(err, virt.ERR_OPERATION_FAILED) {
+	if o != domainObject && errors.Is(err, virt.ERR_OPERATION_FAILED) {
 		return &answer{class: providers.Exists, code: codeOf(virt.ERR_OPERATION_FAILED), err: messageOf(err)}
 	}
 	if err != nil {
@@ -351,7 +393,20 @@ func (l *library) define(ctx context.Context, o object, xml string) error {
 }
 
 func (l *library) undefine(ctx context.Context, o object, name string) error {
-	return l.with(ctx, o, name, handle.Undefine)
+	return l.with(ctx, o, name, func(h handle) error {
+		d, ok := h.(*virt.Domain)
+		if !ok {
+			return h.Undefine()
+		}
+		xml, err := domainXML(d, true)
+		switch {
+		case err != nil:
+			return err
+		case strings.Contains(xml, "<nvram"): // libvirt refuses to undefine the domain unless it is told what to do with that
+			return d.UndefineFlags(virt.DOMAIN_UNDEFINE_NVRAM)
+		}
+		return d.Undefine()
+	})
 }
 
 func (l *library) start(ctx context.Context, o object, name string) error {
@@ -360,6 +415,8 @@ func (l *library) start(ctx context.Context, o object, name string) error {
 		case *virt.StoragePool:
 			return h.Create(virt.STORAGE_POOL_CREATE_NORMAL)
 		case *virt.Network:
+			return h.Create()
+		case *virt.Domain:
 			return h.Create()
 		}
 		return fmt.Errorf("a %T cannot be started", h)
@@ -595,6 +652,81 @@ func (l *library) streamed(ctx context.Context, pool, name string, call func(v *
 	})
 }
 
+// withDomain makes calls about one domain.
+func (l *library) withDomain(ctx context.Context, name string, call func(d *virt.Domain) error) error {
+	return l.with(ctx, domainObject, name, func(h handle) error { return call(h.(*virt.Domain)) })
+}
+
+func (l *library) power(ctx context.Context, domain string, how powerChange) error {
+	return l.withDomain(ctx, domain, func(d *virt.Domain) error {
+		switch how {
+		case shutDown:
+			return d.Shutdown()
+		case suspend:
+			return d.Suspend()
+		case resume:
+			return d.Resume()
+		}
+		if l.memory { // it cannot start a domain paused
+			return errors.Join(d.Create(), d.Suspend())
+		}
+		return d.CreateWithFlags(virt.DOMAIN_START_PAUSED)
+	})
+}
+
+func (l *library) change(ctx context.Context, domain string, how deviceChange, xml string) error {
+	return l.withDomain(ctx, domain, func(d *virt.Domain) error {
+		switch how {
+		case attachDevice:
+			return d.AttachDeviceFlags(xml, virt.DOMAIN_DEVICE_MODIFY_LIVE)
+		case updateDevice:
+			return d.UpdateDeviceFlags(xml, virt.DOMAIN_DEVICE_MODIFY_LIVE)
+		}
+		return d.DetachDeviceFlags(xml, virt.DOMAIN_DEVICE_MODIFY_LIVE)
+	})
+}
+
+func (l *library) annotate(ctx context.Context, domain string, which annotation, text string) error {
+	return l.withDomain(ctx, domain, func(d *virt.Domain) error {
+		switch which {
+		case titleText:
+			return d.SetMetadata(virt.DOMAIN_METADATA_TITLE, text, "", "", virt.DOMAIN_AFFECT_LIVE)
+		case descriptionText:
+			return d.SetMetadata(virt.DOMAIN_METADATA_DESCRIPTION, text, "", "", virt.DOMAIN_AFFECT_LIVE)
+		}
+		return d.SetMetadata(virt.DOMAIN_METADATA_ELEMENT, text, notePrefix, noteSpace, virt.DOMAIN_AFFECT_LIVE)
+	})
+}
+
+// keeps asks for what makes libvirt refuse to undefine a domain; it does so only after the domain was stopped.
+func (l *library) keeps(ctx context.Context, domain string) (kept []string, err error) {
+	err = l.withDomain(ctx, domain, func(d *virt.Domain) error {
+		saved, err := d.HasManagedSaveImage(0)
+		if unless(virt.ERR_NO_SUPPORT, err) != nil {
+			return err
+		}
+		if saved {
+			kept = append(kept, "a saved state")
+		}
+		snapshots, err := d.SnapshotNum(0)
+		if unless(virt.ERR_NO_SUPPORT, err) != nil {
+			return err
+		}
+		if snapshots > 0 {
+			kept = append(kept, fmt.Sprintf("%d snapshots", snapshots))
+		}
+		checkpoints, err := d.ListAllCheckpoints(0)
+		for i := range checkpoints {
+			free(&checkpoints[i])
+		}
+		if len(checkpoints) > 0 {
+			kept = append(kept, fmt.Sprintf("%d checkpoints", len(checkpoints)))
+		}
+		return unless(virt.ERR_NO_SUPPORT, err)
+	})
+	return kept, err
+}
+
 func (l *library) domains(ctx context.Context) ([]definition, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, err
@@ -685,6 +817,13 @@ func (l *library) notify(event func(o object, name string)) error {
 		return err
 	}
 	l.told = append(l.told, func() error { return l.c.NetworkEventDeregister(networks) })
+	domains, err := l.c.DomainEventLifecycleRegister(nil, func(_ *virt.Connect, d *virt.Domain, _ *virt.DomainEventLifecycle) {
+		tell(domainObject, d)
+	})
+	if err != nil {
+		return err
+	}
+	l.told = append(l.told, func() error { return l.c.DomainEventDeregister(domains) })
 	return nil
 }
 

@@ -25,6 +25,7 @@ type fake struct {
 	files   map[string]map[string]string // definitions of volumes, by pool and name
 	data    map[string][]byte            // what is in volumes, by POOL/NAME
 	guests  []definition
+	kept    []string // what is kept for each domain
 	ended   chan struct{}
 	gone    atomic.Bool // the connection is lost
 	closed  atomic.Bool
@@ -41,8 +42,8 @@ type fake struct {
 
 func newFake() *fake {
 	return &fake{
-		objects: map[object]map[string]definition{networkObject: {}, poolObject: {}}, files: map[string]map[string]string{}, data: map[string][]byte{},
-		ended: make(chan struct{}), cut: -1, fail: func(string) error { return nil }, observing: func(context.Context) {},
+		objects: map[object]map[string]definition{networkObject: {}, poolObject: {}, domainObject: {}}, files: map[string]map[string]string{},
+		data: map[string][]byte{}, ended: make(chan struct{}), cut: -1, fail: func(string) error { return nil }, observing: func(context.Context) {},
 	}
 }
 
@@ -99,13 +100,21 @@ func (f *fake) undefine(_ context.Context, o object, name string) error {
 }
 
 func (f *fake) start(_ context.Context, o object, name string) error {
-	return f.act("start", o, name, func(d *definition) { d.running = d.stored })
+	return f.act("start", o, name, func(d *definition) { d.running, d.state = d.stored, runs(o) })
 }
 
 func (f *fake) build(_ context.Context, pool string) error { return f.fail("build " + pool) }
 
 func (f *fake) stop(_ context.Context, o object, name string) error {
-	return f.act("stop", o, name, func(d *definition) { d.running = "" })
+	return f.act("stop", o, name, func(d *definition) { d.running, d.state = "", "" })
+}
+
+// runs is the state of a running object.
+func runs(o object) string {
+	if o == domainObject {
+		return "running"
+	}
+	return ""
 }
 
 func (f *fake) autostart(_ context.Context, o object, name string, on bool) error {
@@ -207,6 +216,82 @@ func (f *fake) deleteVolume(_ context.Context, pool, name string) error {
 	return err
 }
 
+func (f *fake) power(_ context.Context, domain string, how powerChange) error {
+	call := map[powerChange]string{startPaused: "start paused", shutDown: "shut down", suspend: "suspend", resume: "resume"}[how]
+	return f.act(call, domainObject, domain, func(d *definition) {
+		switch how {
+		case startPaused:
+			d.running, d.state = d.stored, "paused"
+		case suspend:
+			d.state = "paused"
+		case resume:
+			d.state = "running"
+		}
+	}) // a guest that is asked to shut down does nothing
+}
+
+func (f *fake) annotate(_ context.Context, domain string, which annotation, text string) error {
+	call := map[annotation]string{titleText: "title", descriptionText: "description", noteText: "note"}[which]
+	return f.act(call, domainObject, domain, func(d *definition) {
+		n, err := parseDomain(d.running)
+		if err != nil {
+			panic(err)
+		}
+		switch which {
+		case titleText:
+			n.Title = text
+		case descriptionText:
+			n.Description = text
+		case noteText:
+			n.Metadata = &libvirtxml.DomainMetadata{XML: strings.Replace(text, "<domain", "<converge:domain xmlns:converge='"+noteSpace+"'", 1)}
+		}
+		if d.running, err = n.Marshal(); err != nil {
+			panic(err)
+		}
+	})
+}
+
+// change attaches and detaches devices at once, as QEMU does when the guest agrees.
+func (f *fake) change(_ context.Context, domain string, how deviceChange, text string) error {
+	call := map[deviceChange]string{attachDevice: "attach", updateDevice: "update", detachDevice: "detach"}[how]
+	var (
+		disk libvirtxml.DomainDisk
+		card libvirtxml.DomainInterface
+		pci  libvirtxml.DomainHostdev
+	)
+	return f.act(call+" "+text[1:strings.IndexAny(text, " >")], domainObject, domain, func(d *definition) {
+		n, err := parseDomain(d.running)
+		if err != nil {
+			panic(err)
+		}
+		switch {
+		case disk.Unmarshal(text) == nil:
+			n.Devices.Disks = exchanged(n.Devices.Disks, disk, how, func(o libvirtxml.DomainDisk) bool { return o.Target.Dev == disk.Target.Dev })
+		case card.Unmarshal(text) == nil:
+			n.Devices.Interfaces = exchanged(n.Devices.Interfaces, card, how, func(o libvirtxml.DomainInterface) bool { return o.MAC.Address == card.MAC.Address })
+		case pci.Unmarshal(text) == nil:
+			n.Devices.Hostdevs = exchanged(n.Devices.Hostdevs, pci, how, func(o libvirtxml.DomainHostdev) bool { return functionOf(&o) == functionOf(&pci) })
+		}
+		if d.running, err = n.Marshal(); err != nil {
+			panic(err)
+		}
+	})
+}
+
+func exchanged[T any](all []T, one T, how deviceChange, same func(T) bool) []T {
+	switch i := slices.IndexFunc(all, same); {
+	case how == attachDevice:
+		return append(all, one)
+	case how == detachDevice:
+		return slices.Delete(all, i, i+1)
+	default:
+		all[i] = one
+		return all
+	}
+}
+
+func (f *fake) keeps(context.Context, string) ([]string, error) { return f.kept, nil }
+
 func (f *fake) domains(context.Context) ([]definition, error) { return f.guests, nil }
 
 func (f *fake) resizeDisk(_ context.Context, domain, device string, _ uint64) error {
@@ -280,6 +365,10 @@ func (f *fake) close()                                  { f.closed.Store(true) }
 // put gives the fake an object that is stored, and that runs as running says.
 func (f *fake) put(o object, name, stored, running string) {
 	f.objects[o][name] = definition{name: name, stored: stored, running: running, autostart: true}
+	if d := f.objects[o][name]; running != "" {
+		d.state = runs(o)
+		f.objects[o][name] = d
+	}
 }
 
 // open serves the fake.

@@ -205,7 +205,7 @@ func (ch *change) whole(o object, name string, call func() error) error {
 func (ch *change) remains(o object, name string, before []definition) bool {
 	now, err := ch.read(ch.ctx, o, []string{name})
 	return err == nil && slices.EqualFunc(now, before, func(a, b definition) bool {
-		return a.name == b.name && a.transient == b.transient && a.autostart == b.autostart &&
+		return a.name == b.name && a.transient == b.transient && a.autostart == b.autostart && a.state == b.state &&
 			sameValues(a.stored, b.stored) && sameValues(a.running, b.running)
 	})
 }

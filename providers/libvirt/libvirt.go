@@ -1,5 +1,5 @@
-// Package libvirt is the provider of libvirt on one node: its storage pools, their volumes, seeds for cloud-init, and its
-// virtual networks.
+// Package libvirt is the provider of libvirt on one node: its storage pools, their volumes, seeds for cloud-init, its virtual networks,
+// and its domains, which are virtual machines.
 //
 // Each kind is a noun, in a file of its own: it reads its things from the XML of libvirt and says what a change of one consists of.
 // kind.go implements the four verbs of the contract with that, the same for all. What is needed of libvirt is in conn.go; dlopen.go
@@ -23,10 +23,16 @@
 // What libvirt fills in by itself, such as the bridge of a network, is reported like any other value, and is no difference as long as
 // the document does not state it.
 //
+// A change of a domain is stored, and what runs follows as far as that is possible without a restart; domain_live.go says how. The rest
+// waits until the domain is started again. It is restarted only by a call that requests in_effect of one of which it is false. A document
+// that states in_effect gets such a call as the last one of a step (Traits.Later). No other call requests it: a field that the document
+// does not state is in it as it was observed.
+//
 // # What is ours
 //
-// Neither pools, volumes nor, before libvirt 9.7, networks have a place for a mark, so ownership is in recorded state alone. The UUIDs
-// of pools and networks are derived from the site and the ref; one that is created again has the same.
+// Neither pools, volumes nor, before libvirt 9.7, networks have a place for a mark, so ownership is in recorded state alone. A domain has
+// its mark in its metadata, with its stop_timeout, of which libvirt knows nothing. The UUIDs of pools, networks and domains are derived
+// from the site and the ref; one that is created again has the same.
 //
 // # When it is unavailable
 //
@@ -71,6 +77,7 @@ const maxCalls = 4
 var nouns = map[string]noun{
 	"libvirt.cloudinit": seeds{},
 	"libvirt.dhcp_host": dhcpHosts{},
+	"libvirt.domain":    domains{},
 	"libvirt.network":   networks{},
 	"libvirt.pool":      pools{},
 	"libvirt.volume":    volumes{},

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -348,17 +347,8 @@ func (networks) update(ch *change, have providers.Thing, want schema.Object) err
 		if t.xml, err = n.Marshal(); err != nil {
 			return refuse(providers.Invalid, "it cannot be written as XML: %w", err)
 		}
-		strange, err := strangeOf(d.stored)
-		if err != nil {
+		if err := losesNothing(d.stored, t.xml, new(libvirtxml.Network), contents); err != nil {
 			return err
-		}
-		lost, err := lostBy(d.stored, t.xml)
-		if err != nil {
-			return err
-		}
-		if lost = append(places(strange), lost...); len(lost) > 0 { // the undo would not bring them back
-			slices.Sort(lost)
-			return refuse(providers.Invalid, "its definition has settings that are not in its spec and would be lost: %s", strings.Join(slices.Compact(lost), ", "))
 		}
 	}
 	if d.running != "" {
@@ -387,7 +377,7 @@ func stoppable(d definition, stored string) error {
 	if d.running == "" {
 		return nil
 	}
-	lost, err := lostBy(d.running, stored)
+	lost, err := lostBy(d.running, stored, contents)
 	if err == nil && len(lost) > 0 {
 		err = refuse(providers.Invalid, "network %s runs with settings that are not stored and would be lost when it stops: %s", d.name, strings.Join(lost, ", "))
 	}
@@ -487,53 +477,10 @@ func contents(definition string) (all, extras map[string]int, err error) {
 		return nil, nil, err
 	}
 	extras = without(all, described)
-	strange, err := strangeOf(definition)
+	strange, err := strangeOf(definition, new(libvirtxml.Network))
 	for at, n := range strange {
 		all[at] += n
 		extras[at] += n
 	}
 	return all, extras, err
-}
-
-// strangeOf returns what is in the definition of a network and would be lost when it is read and written again, because the types of
-// this program do not have it.
-func strangeOf(definition string) (map[string]int, error) {
-	var n libvirtxml.Network
-	if err := n.Unmarshal(definition); err != nil {
-		return nil, err
-	}
-	text, err := n.Marshal()
-	if err != nil {
-		return nil, err
-	}
-	have, err := values(definition)
-	if err != nil {
-		return nil, err
-	}
-	kept, err := values(text)
-	if err != nil {
-		return nil, err
-	}
-	strange := without(have, kept)
-	maps.DeleteFunc(strange, func(at string, _ int) bool { return bySelf(at) })
-	return strange, nil
-}
-
-// lostBy returns what one definition of a network has besides its spec and another one has not.
-func lostBy(definition, other string) ([]string, error) {
-	all, extras, err := contents(definition)
-	if err != nil {
-		return nil, err
-	}
-	there, still, err := contents(other)
-	if err != nil {
-		return nil, err
-	}
-	lost := map[string]int{}
-	for at, n := range extras {
-		if still[at] < n && there[at] < all[at] {
-			lost[at] = n
-		}
-	}
-	return places(lost), nil
 }

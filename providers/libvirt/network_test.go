@@ -53,7 +53,7 @@ func TestUpdateKeepsExtras(t *testing.T) {
 			f.put(networkObject, "net", foreignNetwork, "")
 			err := updated(t, f.open(t), "libvirt.network", "net", c.fields)
 			now := f.objects[networkObject]["net"].stored
-			lost, failed := lostBy(foreignNetwork, now)
+			lost, failed := lostBy(foreignNetwork, now, contents)
 			if failed != nil {
 				t.Fatal(failed)
 			}

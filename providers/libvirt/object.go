@@ -15,6 +15,7 @@ type target struct {
 	xml       string // the definition to store; empty: as it is stored already
 	restart   bool   // what runs has to be started again to follow what is stored
 	active    bool
+	paused    bool // a domain that is started waits
 	autostart bool
 }
 
@@ -90,7 +91,13 @@ func (ch *change) move(t target, have definition) error {
 		runs = false
 	}
 	if t.active && !runs {
-		if err := ch.do(func() error { return ch.start(ch.ctx, t.object, t.name) }); err != nil {
+		err := ch.do(func() error {
+			if t.paused {
+				return ch.power(ch.ctx, t.name, startPaused)
+			}
+			return ch.start(ch.ctx, t.object, t.name)
+		})
+		if err != nil {
 			return err
 		}
 	}

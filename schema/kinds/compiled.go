@@ -46,6 +46,8 @@ var checkExternalID = check{name: "#ExternalID", doc: "An object, by its id in t
 	{name: "id", check: &check{types: isString, tests: []test{&pattern{text: "^[!-~]{1,255}$"}}}, required: true},
 }}}}
 
+var checkHugepagesName = check{name: "#HugepagesName", doc: "The name of a pool of huge pages: the NUMA node, and the size of a page as the kernel writes it.", types: isString, tests: []test{&pattern{text: "^node(0|[1-9][0-9]{0,3})-[1-9][0-9]{0,9}kB$"}}}
+
 var checkIP = check{name: "#IP", doc: "An IPv4 or IPv6 address.", types: isString, tests: []test{&anyOf{checks: []*check{
 	&checkIPv4,
 	&checkIPv6,
@@ -64,6 +66,8 @@ var checkLabelName = check{name: "#LabelName", doc: "A label: lower-case letters
 var checkLabels = check{name: "#Labels", doc: "Labels: keys of 1 to 255 ASCII characters, values of at most 255 characters.", types: isObject, tests: []test{&object{patterns: []keyed{
 	{key: &check{types: isString, tests: []test{&pattern{text: "^[ -~]{1,255}$"}}}, value: &check{types: isString, tests: []test{&size{of: "strings.MaxRunes", max: 255}}}},
 }}}}
+
+var checkLibvirtInterface = check{name: "#LibvirtInterface", doc: "The name of a network interface.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$"}}}
 
 var checkLibvirtName = check{name: "#LibvirtName", doc: "The name of an object of libvirt, and part of the names of its files.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}$"}}}
 

@@ -10,8 +10,6 @@ func init() {
 	compiledFiles.add(&kindHostHugepages, "host/hugepages.cue", "929289b0742571968da2d63ff48e1091ac991fdcb0348952932e33e83fc3474a")
 }
 
-var checkHugepagesName = check{name: "#HugepagesName", doc: "The name of a pool of huge pages: the NUMA node, and the size of a page as the kernel writes it.", types: isString, tests: []test{&pattern{text: "^node(0|[1-9][0-9]{0,3})-[1-9][0-9]{0,9}kB$"}}}
-
 var kindHostHugepages = kind{Kind: schema.Kind{Name: "host.hugepages", Node: true, Doc: "The pool of huge pages of one size on one NUMA node. The name is that of the kernel: node0-2048kB. A pool that was filled outside converge, for example by the kernel's command line, must be adopted. Removing the resource empties the pool; pages in use are never taken away.", Fields: []schema.Field{
 	{Name: "count", Type: "int", Doc: "Number of pages. If the kernel cannot allocate all of them, the pool is left as it was.", Constraint: "int & >=1 & <=16777216", Required: true},
 	{Name: "free", Type: "int", Doc: "Number of pages that are not in use.", Constraint: "int", Computed: true},

@@ -15,8 +15,6 @@ var checkLibvirtDHCPRange = check{name: "#LibvirtDHCPRange", doc: "A range of ad
 	{name: "start", doc: "First address.", check: &checkIP, required: true},
 }}}}
 
-var checkLibvirtInterface = check{name: "#LibvirtInterface", doc: "The name of a network interface.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$"}}}
-
 var checkLibvirtNetworkIP = check{name: "#LibvirtNetworkIP", doc: "An address of the node in a network, and what libvirt assigns there by DHCP.", types: isObject, tests: []test{&object{members: []*member{
 	{name: "address", doc: "Address of the node, with the length of the prefix: 10.20.0.1/24.", check: &checkPrefix, required: true},
 	{name: "dhcp_ranges", doc: "Ranges from which guests get addresses. If empty, there is no DHCP.", check: &check{types: isList, tests: []test{&list{elem: &checkLibvirtDHCPRange}}}},

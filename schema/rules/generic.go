@@ -196,12 +196,16 @@ func isMACField(f *schema.Field) bool {
 	return f.Type == schema.String && (f.Name == "mac" || strings.HasSuffix(f.Name, "_mac") || strings.HasSuffix(f.Name, "mac_address"))
 }
 
-// sharedMACs reports a second use on one node, and warns of one on another.
+// sharedMACs reports a second use on one node, and warns of one on another. The address in a DHCP reservation is that of a guest.
 var sharedMACs = &sharing{
 	keys: func(st *Site, r *Resource, has func(k key, path ...string)) {
 		mac := func(v any, path ...string) {
-			if mac, ok := v.(string); ok {
-				mac = strings.ToLower(mac)
+			mac, ok := v.(string)
+			mac = strings.ToLower(mac)
+			switch {
+			case ok && r.Ref.Kind == libvirtDHCPHost:
+				has(key{mac, r.Ref.Scope + "/" + r.Ref.Kind}, path...)
+			case ok:
 				has(key{mac, r.Ref.Scope}, path...)
 				has(key{mac}, path...)
 			}

@@ -1,0 +1,92 @@
+package libvirt
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+
+	"converge.dev/converge/providers/libvirt/spec"
+)
+
+// byLibvirt are places where libvirt fills in values by itself, and where what this program sets besides the spec is.
+var byLibvirt = []string{
+	"domain/uuid", "domain/vcpu/@placement", "domain/metadata/domain", "domain/metadata",
+	"domain/os/type/@arch", "domain/os/type/@machine", "domain/os/loader", "domain/os/nvram", "domain/os/@firmware", "domain/os/firmware",
+	"domain/features", "domain/features/acpi", "domain/features/apic", "domain/features/smm",
+	"domain/cpu", "domain/cpu/@mode", "domain/cpu/@match", "domain/cpu/@check", "domain/cpu/@migratable", "domain/cpu/model",
+	"domain/clock", "domain/clock/@offset", "domain/on_poweroff", "domain/on_reboot", "domain/on_crash", "domain/pm",
+	"domain/devices/emulator", "domain/devices/controller", "domain/devices/serial", "domain/devices/console", "domain/devices/input",
+	"domain/devices/audio", "domain/devices/memballoon", "domain/devices/watchdog",
+	"domain/devices/disk/driver", "domain/devices/disk/driver/@name", "domain/devices/disk/driver/@type", "domain/devices/disk/address", "domain/devices/disk/alias",
+	"domain/devices/disk/@type", "domain/devices/interface/target", "domain/devices/interface/address", "domain/devices/interface/alias",
+	"domain/devices/interface/virtualport/parameters", "domain/devices/hostdev/driver", "domain/devices/hostdev/address", "domain/devices/hostdev/alias",
+	"domain/devices/hostdev/@managed", "domain/seclabel", "domain/resource",
+}
+
+// wholes are those of byLibvirt that libvirt fills in with everything below.
+var wholes = []string{
+	"domain/metadata/domain", "domain/os/loader", "domain/os/nvram", "domain/os/firmware", "domain/cpu/model", "domain/pm", "domain/features/apic",
+	"domain/devices/controller", "domain/devices/serial", "domain/devices/console", "domain/devices/input", "domain/devices/audio", "domain/devices/memballoon",
+	"domain/devices/watchdog", "domain/devices/disk/address", "domain/devices/disk/alias", "domain/devices/interface/target", "domain/devices/interface/address",
+	"domain/devices/interface/alias", "domain/devices/interface/virtualport/parameters", "domain/devices/hostdev/driver", "domain/devices/hostdev/address",
+	"domain/devices/hostdev/alias", "domain/seclabel", "domain/resource",
+}
+
+// fillsIn reports whether a value is in a place where libvirt fills in values.
+func fillsIn(value string) bool {
+	at, _, _ := strings.Cut(value, "=")
+	return slices.Contains(byLibvirt, at) || slices.ContainsFunc(wholes, func(w string) bool { return strings.HasPrefix(at, w+"/") })
+}
+
+// domainContents returns all values of the definition of a domain, and those of them that are neither in its spec nor filled in by
+// libvirt. A volume may be given by its path.
+func domainContents(definition string, known images) (all, extras map[string]int, err error) {
+	d, err := parseDomain(definition)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := describedDomain(d, known)
+	bare := libvirtxml.Domain{Name: d.Name, OS: &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm"}}, Devices: &libvirtxml.DomainDeviceList{}}
+	// What cannot be described, such as a disk that is no volume, is not in the spec.
+	s.Disks = slices.DeleteFunc(s.Disks, func(d spec.Disk) bool { return d.Volume == "" || d.Volume[0] == '/' })
+	s.Cdroms = slices.DeleteFunc(s.Cdroms, func(d spec.CDROM) bool { return strings.HasPrefix(d.Volume, "/") })
+	s.Interfaces = slices.DeleteFunc(s.Interfaces, func(i spec.DomainInterface) bool { return i.Network+i.Bridge+i.OVSBridge == "" })
+	if err := describeDomain(&bare, s, images{}); err != nil {
+		return nil, nil, err
+	}
+	if bare.Memory != nil {
+		bare.CurrentMemory = &libvirtxml.DomainCurrentMemory{Value: bare.Memory.Value, Unit: bare.Memory.Unit}
+	}
+	if bootsByItself(d) {
+		bare.OS.BootDevices = d.OS.BootDevices
+	}
+	text, err := d.Marshal()
+	if err != nil {
+		return nil, nil, err
+	}
+	described, err := bare.Marshal()
+	if err != nil {
+		return nil, nil, err
+	}
+	if all, err = values(text); err != nil {
+		return nil, nil, err
+	}
+	kept, err := values(described)
+	if err != nil {
+		return nil, nil, err
+	}
+	extras = without(all, kept)
+	maps.DeleteFunc(extras, func(at string, _ int) bool {
+		path, isFile := strings.CutPrefix(at, "domain/devices/disk/source/@file=")
+		id := known.ids[path]
+		return fillsIn(at) || isFile && id != "" && id[0] != '/'
+	})
+	strange, err := strangeOf(definition, new(libvirtxml.Domain))
+	for at, n := range strange {
+		all[at] += n
+		extras[at] += n
+	}
+	return all, extras, err
+}

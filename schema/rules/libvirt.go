@@ -1,0 +1,83 @@
+package rules
+
+import (
+	"slices"
+	"strconv"
+)
+
+// The kinds of libvirt that rules refer to.
+const (
+	libvirtDHCPHost = "libvirt.dhcp_host"
+	libvirtDomain   = "libvirt.domain"
+)
+
+// libvirtRules report what libvirt would refuse, or would accept and machines would then suffer from.
+var libvirtRules = []Rule{
+	{"CV1169", "libvirt-device", "Devices of a domain contradict each other", "The devices of a domain must have their own names and boot orders, and each interface one place to be attached to", checks{each{named(libvirtDomain), checkDevices}}},
+	{"CV1170", "libvirt-shared", "Device is in two domains", "A PCI function must be in only one domain, and so must a volume that a domain can write to", checks{sharedFunctions, sharedVolumes}},
+}
+
+// checkDevices compares the devices of one domain. Two in the same list with the same key are reported by the rule duplicate-key.
+func checkDevices(_ *Site, r *Resource, p *reporter) {
+	targets, orders := map[string]bool{}, map[int64]bool{}
+	for _, list := range []string{"disks", "cdroms", "interfaces", "hostdevs"} {
+		for i, e := range listOf(r.Spec, list) {
+			device, at := objectOf(e), []string{list, strconv.Itoa(i)}
+			if order := intOf(device, "boot_order"); order != 0 {
+				if orders[order] {
+					p.report(r, append(at, "boot_order"), "Another device of the domain also has position %d. Give each its own.", order)
+				}
+				orders[order] = true
+			}
+			switch target := textOf(device, "target"); list {
+			case "disks":
+				targets[target] = true
+			case "cdroms":
+				if targets[target] {
+					p.report(r, append(at, "target"), "A disk of the domain is also called %s. Choose another name.", target)
+				}
+			case "interfaces":
+				checkAttachment(r, device, at, p)
+			}
+		}
+	}
+}
+
+func checkAttachment(r *Resource, device map[string]any, at []string, p *reporter) {
+	named := slices.DeleteFunc([]string{"network", "bridge", "ovs_bridge"}, func(name string) bool { return textOf(device, name) == "" })
+	switch {
+	case len(named) == 0:
+		p.report(r, at, "The interface is not attached to anything. Set network, bridge or ovs_bridge.")
+	case len(named) > 1:
+		p.report(r, append(at, named[1]), "The interface is attached to two places. Remove %s or %s.", named[0], named[1])
+	case textOf(device, "port_group") != "" && named[0] != "network":
+		p.report(r, append(at, "port_group"), "Only a network has groups of interfaces. Remove port_group, or set network.")
+	case intOf(device, "vlan") != 0 && named[0] == "bridge":
+		p.report(r, append(at, "vlan"), "A bridge of the kernel does not give an interface a VLAN. Remove vlan, or use a network or a bridge of Open vSwitch.")
+	}
+}
+
+var sharedFunctions = &sharing{
+	of: named(libvirtDomain),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		for i, e := range listOf(r.Spec, "hostdevs") {
+			if address := textOf(objectOf(e), "address"); address != "" {
+				has(key{address, r.Ref.Scope}, "hostdevs", strconv.Itoa(i), "address")
+			}
+		}
+	},
+	check: taken("The PCI function %s is already in %s, and only one of the two could run. Remove it from one."),
+}
+
+// sharedVolumes: what several domains only read, they may share.
+var sharedVolumes = &sharing{
+	of: named(libvirtDomain),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		for i, e := range listOf(r.Spec, "disks") {
+			if disk := objectOf(e); textOf(disk, "volume") != "" && !boolOf(disk, "read_only") {
+				has(key{textOf(disk, "volume"), r.Ref.Scope}, "disks", strconv.Itoa(i), "volume")
+			}
+		}
+	},
+	check: taken("The volume %s is already a disk of %s, and they would overwrite each other's data. Use another volume, or set read_only in both."),
+}
