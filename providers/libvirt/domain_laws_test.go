@@ -19,7 +19,7 @@ func (f far) machineType() string {
 }
 
 // machines returns the cases of libvirt.domain. On a real libvirtd, where starting a machine takes a second and a network another one,
-// there is only one whose machine is stopped; TestMachine runs others.
+// there is only one, whose machine is stopped and needs nothing; TestMachine is about others.
 func (f far) machines(pool, network providertest.Made) []providertest.Case {
 	disk := providertest.Made{Kind: "libvirt.volume", Name: "law.qcow2", Spec: schema.Object{"pool": pool.Name, "capacity": int64(1 << 20), "format": "qcow2"}}
 	medium := providertest.Made{Kind: "libvirt.volume", Name: "law.iso", Spec: schema.Object{"pool": pool.Name, "capacity": int64(1 << 20), "format": "raw"}}
@@ -42,7 +42,9 @@ func (f far) machines(pool, network providertest.Made) []providertest.Case {
 		"hostdevs":   []any{map[string]any{"address": "0000:3b:00.1", "boot_order": int64(0)}},
 	})
 	if f.host != nil {
-		needs = needs[:3]
+		needs = nil
+		delete(whole, "disks")
+		delete(whole, "cdroms")
 		whole["interfaces"] = whole["interfaces"].([]any)[1:]
 	}
 	cases := []providertest.Case{
@@ -77,6 +79,8 @@ func (f far) machines(pool, network providertest.Made) []providertest.Case {
 		},
 	}
 	if f.host != nil {
+		delete(cases[0].Update, "disks")
+		delete(cases[0].Update, "cdroms")
 		return cases[:1]
 	}
 	return cases
