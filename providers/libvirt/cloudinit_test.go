@@ -47,7 +47,7 @@ func TestSeedLaws(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, served := lacking(s.Kinds(), "libvirt.dhcp_host", "libvirt.network", "libvirt.volume")
+	all, served := lacking(s.Kinds(), "libvirt.dhcp_host", "libvirt.domain", "libvirt.network", "libvirt.volume")
 	pool := providertest.Made{Kind: "libvirt.pool", Name: "p", Spec: schema.Object{"path": "/srv/p"}}
 	providertest.Run(t, providertest.Suite{
 		Kinds: all,

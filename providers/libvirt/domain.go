@@ -123,7 +123,7 @@ func (ch *change) formats(s *spec.Domain, known images) error {
 		volumes = append(volumes, d.Volume)
 	}
 	for _, d := range s.Cdroms {
-		volumes = append(volumes, d.Volume)
+		volumes = append(volumes, mediumOf(&d))
 	}
 	for _, id := range volumes {
 		if id == "" || id[0] == '/' || !strings.Contains(id, "/") {

@@ -158,7 +158,7 @@ func describeDisks(d *libvirtxml.Domain, s *spec.Domain, known images) error {
 		}
 	}
 	for _, w := range s.Cdroms {
-		if err := add(w.Target, "cdrom", w.Volume, w.Bus, w.BootOrder, true); err != nil {
+		if err := add(w.Target, "cdrom", mediumOf(&w), w.Bus, w.BootOrder, true); err != nil {
 			return err
 		}
 	}

@@ -37,7 +37,7 @@ func (f far) machines(pool, network providertest.Made) []providertest.Case {
 	whole := bare(schema.Object{
 		"title": "Web & more", "description": "Serves <the> web.", "state": "stopped", "autostart": false, "vcpus": int64(2), "cpus": []any{int64(0), int64(1)}, "numa_nodes": []any{int64(0)},
 		"disks":      []any{map[string]any{"target": "vda", "volume": pool.Name + "/law.qcow2", "bus": "virtio", "read_only": false, "boot_order": int64(1)}},
-		"cdroms":     []any{map[string]any{"target": "sda", "volume": pool.Name + "/law.iso", "bus": "sata", "boot_order": int64(2)}},
+		"cdroms":     []any{map[string]any{"target": "sda", "volume": pool.Name + "/law.iso", "seed": "", "bus": "sata", "boot_order": int64(2)}},
 		"interfaces": []any{card(nil), card(map[string]any{"mac": "52:54:00:00:03:02", "network": "", "ovs_bridge": "br-int", "vlan": int64(42), "target": "web-0"})},
 		"hostdevs":   []any{map[string]any{"address": "0000:3b:00.1", "boot_order": int64(0)}},
 	})
@@ -53,7 +53,7 @@ func (f far) machines(pool, network providertest.Made) []providertest.Case {
 			Update: bare(schema.Object{
 				"title": "Other", "state": "stopped", "memory": int64(128 << 20), "stop_timeout": int64(9),
 				"disks":      []any{map[string]any{"target": "vdb", "volume": pool.Name + "/law.qcow2", "bus": "virtio", "read_only": true, "boot_order": int64(0)}},
-				"cdroms":     []any{map[string]any{"target": "sda", "volume": "", "bus": "sata", "boot_order": int64(0)}},
+				"cdroms":     []any{map[string]any{"target": "sda", "volume": "", "seed": "", "bus": "sata", "boot_order": int64(0)}},
 				"interfaces": []any{card(map[string]any{"mac": "52:54:00:00:03:02", "network": "", "bridge": "br0", "boot_order": int64(3)})},
 			}),
 			Invalid: bare(schema.Object{"memory": int64(64<<20 + 1)}),

@@ -234,7 +234,7 @@ func (f *follower) steps(m *machine) []step {
 		}
 	}
 	for _, s := range m.spec.Cdroms {
-		if r := at(m.runs.Cdroms, s, driveTarget); r != nil && r.Volume != s.Volume {
+		if r := at(m.runs.Cdroms, s, driveTarget); r != nil && mediumOf(r) != mediumOf(&s) {
 			old, stored := diskOf(m.live, s.Target), diskOf(m.parsed, s.Target)
 			to := *old
 			to.Source, to.Driver, to.BackingStore = stored.Source, stored.Driver, nil

@@ -55,7 +55,7 @@ func itsSpec() schema.Object {
 		"type": "kvm", "machine": "q35", "firmware": "bios", "vcpus": int64(2), "memory": int64(1 << 30), "cpu_mode": "host-passthrough",
 		"cpus": []any{int64(2), int64(8)}, "numa_nodes": []any{int64(0)}, "hugepages": []any{"node0-2048kB"},
 		"disks":  []any{map[string]any{"target": "vda", "volume": "p/v", "bus": "virtio", "read_only": false, "boot_order": int64(1)}},
-		"cdroms": []any{map[string]any{"target": "sda", "volume": "", "bus": "sata", "boot_order": int64(0)}},
+		"cdroms": []any{map[string]any{"target": "sda", "volume": "", "seed": "", "bus": "sata", "boot_order": int64(0)}},
 		"interfaces": []any{
 			card("52:54:00:00:00:01", map[string]any{"network": "net", "port_group": "web"}),
 			card("52:54:00:00:00:02", map[string]any{"ovs_bridge": "br-int", "vlan": int64(42)}),

@@ -61,7 +61,11 @@ func describedDomain(d *libvirtxml.Domain, known images) *spec.Domain {
 		bus := optional(disk.Target.Bus)
 		switch disk.Device {
 		case "cdrom":
-			s.Cdroms = append(s.Cdroms, spec.CDROM{Target: disk.Target.Dev, Volume: volume, Bus: bus, BootOrder: orderOf(disk.Boot)})
+			drive := spec.CDROM{Target: disk.Target.Dev, Volume: volume, Bus: bus, BootOrder: orderOf(disk.Boot)}
+			if strings.HasSuffix(volume, seedEnding) {
+				drive.Volume, drive.Seed = "", volume
+			}
+			s.Cdroms = append(s.Cdroms, drive)
 		case "disk", "":
 			s.Disks = append(s.Disks, spec.Disk{Target: disk.Target.Dev, Volume: volume, Bus: bus, BootOrder: orderOf(disk.Boot), ReadOnly: disk.ReadOnly != nil})
 		}
@@ -183,6 +187,9 @@ func pagesOf(d *libvirtxml.Domain, nodes []int64) []string {
 	}
 	return pools
 }
+
+// mediumOf returns the id of the volume that is in a drive; empty when there is none.
+func mediumOf(d *spec.CDROM) string { return cmp.Or(d.Seed, d.Volume) }
 
 // volumeOf returns the id of the volume that a disk has; of what is none, the path, and empty where there is no path.
 func volumeOf(s *libvirtxml.DomainDiskSource, known images) string {

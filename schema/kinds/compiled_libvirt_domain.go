@@ -7,14 +7,18 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindLibvirtDomain, "libvirt/domain.cue", "3d307eb75e8de12ddec7bcc916d11009bbd57264eac74fa058849058c57dbce8")
+	compiledFiles.add(&kindLibvirtDomain, "libvirt/domain.cue", "ff90e750a02d7e7ba875ea847f48a6a4feffef9f5b3fbf406fb19e745a2cc8d1")
 }
 
 var checkLibvirtCDROM = check{name: "#LibvirtCDROM", doc: "A CD-ROM drive of a domain.", types: isObject, tests: []test{&object{members: []*member{
 	{name: "boot_order", doc: "Position among the devices that the machine boots from, from 1. 0: it does not.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(9999)}}}, filled: true, fill: int64(0)},
 	{name: "bus", doc: "Bus of the drive. If unset, scsi for sda, ide for hda.", check: &check{types: isString, tests: []test{&enum{values: []any{"scsi", "sata", "usb", "ide"}}}}},
+	{name: "seed", doc: "Name of the seed for cloud-init that is in the drive.", check: &check{types: isString, tests: []test{&anyOf{checks: []*check{
+		{types: isString, tests: []test{&enum{values: []any{""}}}},
+		&checkLibvirtName,
+	}}}}, filled: true, fill: ""},
 	{name: "target", doc: "Name of the drive: sda, hdc.", check: &checkLibvirtTarget, required: true},
-	{name: "volume", doc: "Name of the volume that is in the drive. If empty, none.", check: &check{types: isString, tests: []test{&anyOf{checks: []*check{
+	{name: "volume", doc: "Name of the volume that is in the drive. If volume and seed are empty, there is none.", check: &check{types: isString, tests: []test{&anyOf{checks: []*check{
 		{types: isString, tests: []test{&enum{values: []any{""}}}},
 		&checkLibvirtName,
 	}}}}, filled: true, fill: ""},
@@ -68,8 +72,9 @@ var kindLibvirtDomain = kind{Kind: schema.Kind{Name: "libvirt.domain", Node: tru
 	{Name: "cdroms", Type: "list", Doc: "CD-ROM drives. One is added and removed at the next start.", Constraint: "[...#LibvirtCDROM]", Key: "target", Elem: &schema.Field{Type: "struct", Doc: "A CD-ROM drive of a domain.", Constraint: "#LibvirtCDROM", Fields: []schema.Field{
 		{Name: "boot_order", Type: "int", Doc: "Position among the devices that the machine boots from, from 1. 0: it does not.", Constraint: "*0 | (int & >=0 & <=9999)", Default: int64(0), Disruption: "restart"},
 		{Name: "bus", Type: "string", Doc: "Bus of the drive. If unset, scsi for sda, ide for hda.", Constraint: `"scsi" | "sata" | "usb" | "ide"`, Disruption: "restart"},
+		{Name: "seed", Type: "string", Doc: "Name of the seed for cloud-init that is in the drive.", Constraint: `*"" | #LibvirtName`, Default: "", Ref: "libvirt.cloudinit"},
 		{Name: "target", Type: "string", Doc: "Name of the drive: sda, hdc.", Constraint: "#LibvirtTarget", Required: true},
-		{Name: "volume", Type: "string", Doc: "Name of the volume that is in the drive. If empty, none.", Constraint: `*"" | #LibvirtName`, Default: "", Ref: "libvirt.volume"},
+		{Name: "volume", Type: "string", Doc: "Name of the volume that is in the drive. If volume and seed are empty, there is none.", Constraint: `*"" | #LibvirtName`, Default: "", Ref: "libvirt.volume"},
 	}}},
 	{Name: "cpu_mode", Type: "string", Doc: "Model of the virtual CPUs: that of the node (host-passthrough), the named one that is most like it (host-model), or all that the hypervisor can do (maximum). If unset, the default of libvirt, which has few features.", Constraint: `"host-passthrough" | "host-model" | "maximum"`, Disruption: "restart"},
 	{Name: "cpus", Type: "list", Doc: "CPUs of the node that the virtual CPUs run on. If empty, all.", Constraint: "[...int & >=0 & <=65535]", Set: true, Disruption: "restart", Elem: &schema.Field{Type: "int", Constraint: "int & >=0 & <=65535"}},

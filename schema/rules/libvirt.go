@@ -36,6 +36,9 @@ func checkDevices(_ *Site, r *Resource, p *reporter) {
 				if targets[target] {
 					p.report(r, append(at, "target"), "A disk of the domain is also called %s. Choose another name.", target)
 				}
+				if textOf(device, "volume") != "" && textOf(device, "seed") != "" {
+					p.report(r, append(at, "seed"), "The drive has two media. Remove volume or seed.")
+				}
 			case "interfaces":
 				checkAttachment(r, device, at, p)
 			}

@@ -114,9 +114,11 @@ type CDROM struct {
 	BootOrder int64
 	// Bus of the drive. If unset, scsi for sda, ide for hda.
 	Bus *string
+	// Name of the seed for cloud-init that is in the drive.
+	Seed string
 	// Name of the drive: sda, hdc.
 	Target string
-	// Name of the volume that is in the drive. If empty, none.
+	// Name of the volume that is in the drive. If volume and seed are empty, there is none.
 	Volume string
 }
 
@@ -125,6 +127,7 @@ func (s *CDROM) Object() schema.Object {
 	o := schema.Object{}
 	o["boot_order"] = s.BootOrder
 	object.Put(o, "bus", s.Bus)
+	o["seed"] = s.Seed
 	o["target"] = s.Target
 	o["volume"] = s.Volume
 	return o
@@ -138,9 +141,10 @@ func (s *CDROM) Read(o schema.Object) error {
 }
 
 func (s *CDROM) read(r *object.Reader, o map[string]any) {
-	r.Only(o, "boot_order", "bus", "target", "volume")
+	r.Only(o, "boot_order", "bus", "seed", "target", "volume")
 	s.BootOrder = object.Value[int64](r, o, "boot_order")
 	s.Bus = object.Optional[string](r, o, "bus")
+	s.Seed = object.Value[string](r, o, "seed")
 	s.Target = object.Value[string](r, o, "target")
 	s.Volume = object.Value[string](r, o, "volume")
 }
