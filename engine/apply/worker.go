@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -328,7 +329,7 @@ func (w *worker) act(ctx context.Context) result {
 		if err := w.intend(action, have); err != nil {
 			return w.stopped(err)
 		}
-		err := w.call(ctx, action, w.want, have)
+		err := w.call(ctx, action, w.wanted(have), have)
 		w.called = true
 		if err == nil {
 			w.sent = true
@@ -620,4 +621,26 @@ func (w *worker) note(phase event.Phase, detail string, attempt int) {
 	case w.notes <- ev:
 	case <-w.effects.Done():
 	}
+}
+
+// wanted returns what a call requests. A field that changes by itself, and that nobody has stated, is requested as it is now: how it was
+// when the plan was made is no request.
+func (w *worker) wanted(have *providers.Thing) schema.Object {
+	if w.undo || have == nil || w.stated == nil {
+		return w.want
+	}
+	want := w.want
+	for _, f := range w.traits.SelfChanging {
+		is, there := have.Spec[f]
+		was, planned := want[f]
+		if _, stated := w.stated[f]; stated || there == planned && schema.Equal(is, was) {
+			continue
+		}
+		if want = maps.Clone(want); there {
+			want[f] = is
+		} else {
+			delete(want, f)
+		}
+	}
+	return want
 }
