@@ -149,6 +149,9 @@ func (t *tree) entries(data []byte, top bool) error {
 		return fmt.Errorf("%d bytes are no page", len(data))
 	}
 	kind, count := native.Uint16(data[8:]), int(native.Uint16(data[10:]))
+	if count == 0 && kind == branch {
+		return errors.New("it leads to no other page")
+	}
 	if kind != branch && kind != leaf {
 		return fmt.Errorf("its kind is %#x", kind)
 	}
@@ -161,7 +164,7 @@ func (t *tree) entries(data []byte, top bool) error {
 		e := data[begin : begin+entry]
 		if kind == branch {
 			key := int(native.Uint32(e[4:]))
-			if begin+int(native.Uint32(e)) != next || key > len(data)-next {
+			if begin+int(native.Uint32(e)) != next || key == 0 || key > len(data)-next {
 				return fmt.Errorf("entry %d is not where it should be", i)
 			}
 			next += key
@@ -171,7 +174,7 @@ func (t *tree) entries(data []byte, top bool) error {
 			continue
 		}
 		flags, key, value := native.Uint32(e), int(native.Uint32(e[8:])), int(native.Uint32(e[12:]))
-		if begin+int(native.Uint32(e[4:])) != next || key > len(data)-next || value > len(data)-next-key {
+		if begin+int(native.Uint32(e[4:])) != next || key == 0 || key > len(data)-next || value > len(data)-next-key {
 			return fmt.Errorf("entry %d is not where it should be", i)
 		}
 		next += key + value
