@@ -59,6 +59,10 @@ func (c *change) again() *change {
 
 // carryOut commits the change, with what comes before and after.
 func (c *change) carryOut(ctx context.Context) error {
+	if c.then != nil { // what was checked before must still be so when it is done
+		c.db.flowing.Lock()
+		defer c.db.flowing.Unlock()
+	}
 	if c.first != nil {
 		if err := c.first(ctx); err != nil {
 			return err

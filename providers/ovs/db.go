@@ -33,6 +33,8 @@ type db struct {
 	conn   *conn          // the newest; nil before the first
 	closed chan struct{}  // closed with the provider
 	conns  sync.WaitGroup // what ends the connections
+
+	flowing sync.Mutex // held while flows are changed
 }
 
 // A conn is one connection. When it is lost, no part of it is used again.

@@ -56,6 +56,10 @@ var (
 	dumped = regexp.MustCompile(`^ (?:cookie=0x([0-9a-f]+), )?(?:table=([0-9]+), )?((?:(?:idle_timeout=|hard_timeout=|importance=)[0-9]+,? |(?:send_flow_rem|check_overlap|reset_counts|no_packet_counts|no_byte_counts) )*)(?:(\S*[^\s,]) )?actions=(.*)$`)
 	// parsed is a flow in the output of parse-flows.
 	parsed = regexp.MustCompile(`^OFPT_FLOW_MOD \(OF1\.4\) \(xid=0x[0-9a-f]+\): ADD (?:table:([0-9]+) )?(?:(\S+) )?cookie:0x([0-9a-f]+) (.*?)actions=(.*)$`)
+	// unfit are actions by which the switch itself adds and deletes flows, those of others too, or lets a flow expire.
+	unfit = regexp.MustCompile(`\b(learn|fin_timeout)\(`)
+	// refusal is the answer of a switch that has changed nothing.
+	refusal = regexp.MustCompile(`(?m)^Error OFP.*$`)
 	// faulty is the message about a flow in a file.
 	faulty = regexp.MustCompile(`(?m)^ovs-ofctl: -:([0-9]+): (.*)$`)
 )
@@ -225,6 +229,8 @@ func readParsed(out string, n int) ([]flow, error) {
 			return nil, &badFlow{i, fmt.Sprintf("ovs-ofctl reads it as %q", line)}
 		case m[3] != strconv.FormatInt(int64(i+1), 16) || strings.Contains(m[5], fmt.Sprintf("cookie=%#x", ours>>48)):
 			return nil, &badFlow{i, "its cookie follows from the name of the flow set: it cannot have another"}
+		case unfit.MatchString(m[5]):
+			return nil, &badFlow{i, fmt.Sprintf("a flow of a flow set cannot have the action %s: it makes the switch change flows by itself", unfit.FindStringSubmatch(m[5])[1])}
 		case m[4] != "":
 			return nil, &badFlow{i, fmt.Sprintf("a flow of a flow set has no timeouts, importance or flags, and this one has %s", strings.TrimSpace(m[4]))}
 		}
@@ -271,9 +277,8 @@ func (d *db) program(ctx context.Context, bridge string, cookie uint64, gone, ad
 	switch {
 	case err == nil:
 		return nil
-	case strings.HasPrefix(said, "Error OFP") && ctx.Err() == nil:
-		why, _, _ := strings.Cut(said, "\n")
-		return refuse(providers.Invalid, "the switch refuses a flow: %s", why)
+	case refusal.MatchString(said) && ctx.Err() == nil:
+		return refuse(providers.Invalid, "the switch refuses a flow: %s", refusal.FindString(said))
 	}
 	return refuse(providers.Unknown, "change the flows of bridge %s: %w", bridge, err)
 }

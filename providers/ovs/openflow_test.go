@@ -11,7 +11,7 @@ import (
 // What ovs-ofctl 3.1 prints, which TestFlowSyntax compares with what it prints here.
 const (
 	aDump = ` cookie=0x0, priority=5,ip,nw_src=10.0.0.0/8 actions=set_field:10.1.1.1->ip_dst,resubmit(,2)
- cookie=0xc0e5000000000001, table=4, actions=learn(table=10,idle_timeout=60,NXM_OF_ETH_DST[]=NXM_OF_ETH_SRC[]),resubmit(,10)
+ cookie=0xc0e5000000000001, table=4, actions=ct(commit,table=10),resubmit(,10)
  cookie=0x6, idle_timeout=5, send_flow_rem check_overlap reset_counts importance=3, ip actions=drop
  cookie=0x7, table=8, hard_timeout=9, priority=7 actions=drop
  table=5, ip actions=drop
@@ -20,7 +20,7 @@ const (
 	aParse = `usable protocols: any
 chosen protocol: OXM-OpenFlow14
 OFPT_FLOW_MOD (OF1.4) (xid=0x1): ADD priority=5,ip,nw_src=10.0.0.0/8 cookie:0x1 actions=set_field:10.1.1.1->ip_dst,resubmit(,2)
-OFPT_FLOW_MOD (OF1.4) (xid=0x2): ADD table:4 cookie:0x2 actions=learn(table=10,idle_timeout=60,NXM_OF_ETH_DST[]=NXM_OF_ETH_SRC[]),resubmit(,10)
+OFPT_FLOW_MOD (OF1.4) (xid=0x2): ADD table:4 cookie:0x2 actions=ct(commit,table=10),resubmit(,10)
 OFPT_FLOW_MOD (OF1.4) (xid=0x3): ADD cookie:0x3 actions=drop
 `
 )
@@ -39,7 +39,7 @@ func TestReadFlows(t *testing.T) {
 	}
 	want := []string{
 		"table=0,priority=5,ip,nw_src=10.0.0.0/8,actions=set_field:10.1.1.1->ip_dst,resubmit(,2)",
-		"table=4,actions=learn(table=10,idle_timeout=60,NXM_OF_ETH_DST[]=NXM_OF_ETH_SRC[]),resubmit(,10)",
+		"table=4,actions=ct(commit,table=10),resubmit(,10)",
 		"table=0,ip,idle_timeout=5,send_flow_rem,check_overlap,reset_counts,importance=3,actions=drop",
 		"table=8,priority=7,hard_timeout=9,actions=drop",
 		"table=5,ip,actions=drop",

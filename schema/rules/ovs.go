@@ -263,9 +263,14 @@ func checkFlowSet(st *Site, r *Resource, p *reporter) {
 		if len(text) > maxFlow {
 			p.report(r, []string{"flows", strconv.Itoa(i)}, "A flow has at most %d characters; this one has %d.", maxFlow, len(text))
 		}
-		match, _, _ := strings.Cut(text, "actions=")
+		match, actions, _ := strings.Cut(text, "actions=")
+		for _, action := range []string{"learn", "fin_timeout"} {
+			if strings.Contains(actions, action+"(") {
+				p.report(r, []string{"flows", strconv.Itoa(i)}, "By the action %s the switch changes flows itself, and not only those of the set. Remove it.", action)
+			}
+		}
 		for _, word := range strings.FieldsFunc(match, func(c rune) bool { return c == ' ' || c == ',' }) {
-			if word, _, _ = strings.Cut(word, "="); slices.Contains(flowOptions, word) {
+			if word = word[:max(0, strings.IndexAny(word+"=", "=:("))]; slices.Contains(flowOptions, word) {
 				p.report(r, []string{"flows", strconv.Itoa(i)}, "A flow of a set has a table, a priority, a match and actions. Remove %s.", word)
 			}
 		}
