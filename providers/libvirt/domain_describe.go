@@ -222,6 +222,9 @@ func describeInterfaces(d *libvirtxml.Domain, want []spec.DomainInterface) error
 		}
 		if target := or(w.Target, ""); target != or(was.Target, "") {
 			i.Target = nil
+			if chosen.MatchString(target) {
+				return refuse(providers.Invalid, "interface %s cannot have the name %s: libvirt does not store names that begin with vnet", w.MAC, target)
+			}
 			if target != "" {
 				i.Target = &libvirtxml.DomainInterfaceTarget{Dev: target}
 			}

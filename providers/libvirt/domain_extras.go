@@ -14,7 +14,7 @@ import (
 var byLibvirt = []string{
 	"domain/uuid", "domain/vcpu/@placement", "domain/metadata/domain", "domain/metadata",
 	"domain/os/type/@arch", "domain/os/type/@machine", "domain/os/loader", "domain/os/nvram", "domain/os/@firmware", "domain/os/firmware",
-	"domain/features", "domain/features/acpi", "domain/features/apic", "domain/features/smm",
+	"domain/features", "domain/features/acpi", "domain/features/apic", "domain/features/smm", "domain/features/gic",
 	"domain/cpu", "domain/cpu/@mode", "domain/cpu/@match", "domain/cpu/@check", "domain/cpu/@migratable", "domain/cpu/model",
 	"domain/clock", "domain/clock/@offset", "domain/on_poweroff", "domain/on_reboot", "domain/on_crash", "domain/pm",
 	"domain/devices/emulator", "domain/devices/controller", "domain/devices/serial", "domain/devices/console", "domain/devices/input",
@@ -27,7 +27,7 @@ var byLibvirt = []string{
 
 // wholes are those of byLibvirt that libvirt fills in with everything below.
 var wholes = []string{
-	"domain/metadata/domain", "domain/os/loader", "domain/os/nvram", "domain/os/firmware", "domain/cpu/model", "domain/pm", "domain/features/apic",
+	"domain/metadata/domain", "domain/os/loader", "domain/os/nvram", "domain/os/firmware", "domain/cpu/model", "domain/pm", "domain/features/apic", "domain/features/smm", "domain/features/gic",
 	"domain/devices/controller", "domain/devices/serial", "domain/devices/console", "domain/devices/input", "domain/devices/audio", "domain/devices/memballoon",
 	"domain/devices/watchdog", "domain/devices/disk/address", "domain/devices/disk/alias", "domain/devices/interface/target", "domain/devices/interface/address",
 	"domain/devices/interface/alias", "domain/devices/interface/virtualport/parameters", "domain/devices/hostdev/driver", "domain/devices/hostdev/address",

@@ -27,7 +27,10 @@ func describedRunning(live *libvirtxml.Domain, stored *spec.Domain, known images
 		if at < 0 {
 			continue
 		}
-		if was := stored.Interfaces[at]; in.Network != "" && was.VLAN == 0 && was.Network == in.Network {
+		switch was := stored.Interfaces[at]; {
+		case was.Network != "" && in.Network == "": // what the network leads to: its bridge, with the VLAN of the group
+			in.Network, in.PortGroup, in.Bridge, in.OVSBridge, in.VLAN = was.Network, was.PortGroup, "", "", was.VLAN
+		case in.Network != "" && was.VLAN == 0 && was.Network == in.Network:
 			in.VLAN = 0 // that of its group of the network
 		}
 		if stored.Interfaces[at].Target == nil {
@@ -83,7 +86,11 @@ func (ch *change) carryOut(was *machine, s *spec.Domain, asked, stored bool) err
 	if !errors.As(reason, new(*answer)) || was.transient {
 		return reason
 	}
-	return ch.back(target{object: domainObject, name: was.name}, []definition{was.definition}, reason, func() error { return f.takeBack(stored) })
+	err := ch.back(target{object: domainObject, name: was.name}, []definition{was.definition}, reason, func() error { return f.takeBack(stored) })
+	if f.off {
+		ch.kept()
+	}
+	return err
 }
 
 // A follower makes a machine run as it is stored.
@@ -91,6 +98,7 @@ type follower struct {
 	*change
 	was  *machine
 	done []step
+	off  bool // the guest was asked to shut down, or forced off, which may take effect late
 }
 
 // A step is one change of what runs, and what takes it back; that may be impossible.
@@ -146,6 +154,7 @@ func (f *follower) follow(s *spec.Domain, asked bool) error {
 	restart := asked && len(m.behind) > 0
 	switch {
 	case m.running != "" && (want == "stopped" || is == "stopped" || restart):
+		f.off = true
 		if err := f.powerOff(m, or(s.StopTimeout, defaultStop)); err != nil {
 			return err
 		}

@@ -206,8 +206,8 @@ func volumeOf(s *libvirtxml.DomainDiskSource, known images) string {
 	return ""
 }
 
-// chosen are the names that libvirt gives interfaces which have none.
-var chosen = regexp.MustCompile(`^vnet[0-9]+$`)
+// chosen are the names that libvirt gives interfaces which have none; it does not store a name that begins so.
+var chosen = regexp.MustCompile(`^vnet`)
 
 func describedInterface(i *libvirtxml.DomainInterface) spec.DomainInterface {
 	var s spec.DomainInterface

@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindLibvirtDomain, "libvirt/domain.cue", "ff90e750a02d7e7ba875ea847f48a6a4feffef9f5b3fbf406fb19e745a2cc8d1")
+	compiledFiles.add(&kindLibvirtDomain, "libvirt/domain.cue", "00ce48f9e8118396c8782f4da6ffb49b41b167a863e5d854a942cf038696b1e3")
 }
 
 var checkLibvirtCDROM = check{name: "#LibvirtCDROM", doc: "A CD-ROM drive of a domain.", types: isObject, tests: []test{&object{members: []*member{
@@ -52,7 +52,7 @@ var checkLibvirtDomainInterface = check{name: "#LibvirtDomainInterface", doc: "A
 		{types: isString, tests: []test{&enum{values: []any{""}}}},
 		&checkLibvirtName,
 	}}}}, filled: true, fill: ""},
-	{name: "target", doc: "Name of the interface on the node. If unset, libvirt chooses one at each start.", check: &checkLibvirtInterface},
+	{name: "target", doc: "Name of the interface on the node, which does not begin with vnet. If unset, libvirt chooses one at each start.", check: &checkLibvirtInterface},
 	{name: "vlan", doc: "VLAN of the interface, whose frames it gets untagged; not possible on a bridge of the kernel. 0: none of its own. Several VLANs are possible by a group of a network.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4094)}}}, filled: true, fill: int64(0)},
 }}}}
 
@@ -101,7 +101,7 @@ var kindLibvirtDomain = kind{Kind: schema.Kind{Name: "libvirt.domain", Node: tru
 		{Name: "network", Type: "string", Doc: "Name of the network.", Constraint: `*"" | #LibvirtName`, Default: "", Ref: "libvirt.network"},
 		{Name: "ovs_bridge", Type: "string", Doc: "Bridge of Open vSwitch.", Constraint: `*"" | #OVSName`, Default: "", Ref: "ovs.bridge"},
 		{Name: "port_group", Type: "string", Doc: "Group of the network whose settings the interface has. If empty, the default one.", Constraint: `*"" | #LibvirtName`, Default: ""},
-		{Name: "target", Type: "string", Doc: "Name of the interface on the node. If unset, libvirt chooses one at each start.", Constraint: "#LibvirtInterface", Disruption: "restart"},
+		{Name: "target", Type: "string", Doc: "Name of the interface on the node, which does not begin with vnet. If unset, libvirt chooses one at each start.", Constraint: "#LibvirtInterface", Disruption: "restart"},
 		{Name: "vlan", Type: "int", Doc: "VLAN of the interface, whose frames it gets untagged; not possible on a bridge of the kernel. 0: none of its own. Several VLANs are possible by a group of a network.", Constraint: "*0 | (int & >=0 & <=4094)", Default: int64(0)},
 	}}},
 	{Name: "machine", Type: "string", Doc: "Machine type, in the version that is the newest when the machine is created. If unset, libvirt chooses. A q35 machine has room for four devices that are added while it runs.", Constraint: `"q35" | "pc" | "virt"`, Immutable: true, Kept: true},

@@ -235,7 +235,7 @@ type DomainInterface struct {
 	OVSBridge string
 	// Group of the network whose settings the interface has. If empty, the default one.
 	PortGroup string
-	// Name of the interface on the node. If unset, libvirt chooses one at each start.
+	// Name of the interface on the node, which does not begin with vnet. If unset, libvirt chooses one at each start.
 	Target *string
 	// VLAN of the interface, whose frames it gets untagged; not possible on a bridge of the kernel. 0: none of its own. Several VLANs are possible by a group of a network.
 	VLAN int64
