@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
 )
 
 // Poll is how often a watch reads all objects by default. The kernel sends no event when an attribute is written, such as a driver
@@ -75,12 +76,12 @@ func (k *kind) poll(ctx context.Context, seen map[string]string, look <-chan str
 	}
 }
 
-// versions returns the versions of all objects by their ids.
+// versions returns what a look shows of all objects, by their ids.
 func (k *kind) versions() (map[string]string, error) {
 	things, err := k.observe(nil)
 	versions := make(map[string]string, len(things))
 	for _, th := range things {
-		versions[th.ID] = th.Version
+		versions[th.ID] = schema.Object{"spec": map[string]any(th.Spec), "status": map[string]any(th.Status), "phase": string(th.Phase), "detail": th.Detail}.Digest()
 	}
 	return versions, err
 }

@@ -1,8 +1,6 @@
 package command
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"time"
@@ -37,12 +35,14 @@ func (w *watching) check(c *cobra.Command) error {
 // eachChange calls look whenever something may have changed. To be interrupted, or to lose its reader, is how it succeeds.
 func (a *app) eachChange(changed iter.Seq2[[]schema.Place, error], look func([]schema.Place) error) error {
 	a.following = true
+	shown := false
 	for places, err := range changed {
 		if err == nil {
 			err = look(places)
 		}
+		shown = shown || err == nil
 		switch {
-		case a.signal.Load() != nil && (err == nil || errors.Is(err, context.Canceled)), a.out.failed != nil:
+		case shown && a.signal.Load() != nil, a.out.failed != nil:
 			return nil
 		case err != nil:
 			return err
