@@ -31,6 +31,10 @@ func TestWantedOfWhatChangesByItself(t *testing.T) {
 			t.Errorf("%s: it requests %v, want %v", c.name, got, c.want)
 		}
 	}
+	gone := &worker{known: known{traits: traits, stated: schema.Object{}}}
+	if want := gone.wanted(now); want != nil {
+		t.Errorf("a delete requests %v", want)
+	}
 	if planned["in_effect"] != true {
 		t.Error("the plan itself was changed")
 	}

@@ -626,7 +626,7 @@ func (w *worker) note(phase event.Phase, detail string, attempt int) {
 // wanted returns what a call requests. A field that changes by itself, and that nobody has stated, is requested as it is now: how it was
 // when the plan was made is no request.
 func (w *worker) wanted(have *providers.Thing) schema.Object {
-	if w.undo || have == nil || w.stated == nil {
+	if w.undo || have == nil || w.want == nil || w.stated == nil { // a delete wants nothing
 		return w.want
 	}
 	want := w.want
