@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
 
@@ -128,4 +130,53 @@ func TestBroughtAboutByItself(t *testing.T) {
 		s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`, gridHost.String(): `{"size":2}`}))
 		undoneForGood(t, s, before)
 	})
+}
+
+// What changes by itself, and is not stated, is requested by each try as it is then: how it was when the plan was made is no request.
+func TestNotStatedIsNotRequestedAgain(t *testing.T) {
+	s := enginetest.New()
+	net := schema.Ref{Scope: schema.ScopeSite, Kind: "far.net", Name: "n"}
+	traits := fake.NodeTraits()
+	traits.Update, traits.SelfChanging = providers.Blind, []string{"size"}
+	s.World.Traits = map[string]providers.Traits{net.Kind: traits, "far.guard": fake.NodeTraits()}
+	seen := func(size int64, labels map[string]any) {
+		served := s.World.Provider("far", net.Scope).Kinds
+		k := served[slices.IndexFunc(served, func(k providers.Served) bool { return k.Name == net.Kind })].Kind
+		things, err := providers.Collect(k.List(t.Context()))
+		if err != nil || len(things) != 1 {
+			t.Fatal(things, err)
+		}
+		th := things[0]
+		th.Spec["size"], th.Spec["labels"] = size, labels
+		if err := s.World.Put(net.Scope, net.Kind, th); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`, net.String(): `{"labels":{"a":"1","b":"1"}}`}))
+	seen(7, map[string]any{"a": "1", "b": "1"}) // it changes by itself
+	doc := s.Document(t, map[string]string{gridKeep: `{}`, net.String(): `{"labels":{"a":"2","b":"2"}}`})
+	p := s.Plan(t, doc, plan.Options{})
+	if err := s.World.Fail(fake.Fault{Op: "update", Ref: net.String(), Times: 1, Class: providers.Unknown, Effect: fake.EffectBefore}); err != nil {
+		t.Fatal(err)
+	}
+	var requested []any
+	s.World.Hook = func(op string, at fake.Moment, c providers.Call) {
+		if op != "update" || at != fake.Before {
+			return
+		}
+		if requested = append(requested, c.Want["size"]); len(requested) == 1 {
+			seen(8, map[string]any{"a": "2", "b": "1"}) // the first call does a part, and that changes it
+		}
+	}
+	res, err := s.Apply(p, engine.ApplyOptions{})
+	if err != nil || res.Run.Status != state.RunApplied {
+		t.Fatal(res.Run.Status, res.Run.Message, err)
+	}
+	if want := []any{int64(7), int64(8)}; !slices.Equal(requested, want) {
+		t.Errorf("it requests %v, want %v", requested, want)
+	}
+	s.World.Hook = nil
+	// A delete requests nothing.
+	s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`, net.String(): `{"cidr":"10.0.0.0/16"}`}))
+	s.Converge(t, s.Document(t, map[string]string{gridKeep: `{}`}))
 }
