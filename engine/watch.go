@@ -42,6 +42,10 @@ func (e *Engine) Watch(ctx context.Context, site schema.Site, needs []providers.
 				case <-tick.C:
 					again = true
 				case <-w.more:
+					if ctx.Err() != nil { // both may be so
+						yield(nil, context.Cause(ctx))
+						return
+					}
 					if !yield(w.take(), nil) {
 						return
 					}
@@ -88,6 +92,9 @@ func (w *watcher) follow(ctx context.Context, p schema.Place, watch providers.Wa
 	pause := rewatch.Pauses()
 	for ctx.Err() == nil {
 		for _, err := range watch(ctx) {
+			if ctx.Err() != nil { // that it ends is no change
+				return
+			}
 			if err == nil {
 				pause = rewatch.Pauses()
 			}

@@ -23,7 +23,7 @@ func (s *Survey) Items(ks schema.Kinds) []Item {
 // A Sighting is what was observed last, over several surveys. The zero value has observed nothing.
 type Sighting struct {
 	items   map[schema.Place][]Item
-	unknown map[schema.Place]string
+	unknown map[schema.Place]bool
 }
 
 // Sort is what a change is, in one word.
@@ -51,20 +51,19 @@ type Change struct {
 // Update records a survey and returns how it differs from what was observed before. Places that it does not have are as they were.
 func (g *Sighting) Update(ks schema.Kinds, s *Survey) []Change {
 	if g.items == nil {
-		g.items, g.unknown = map[schema.Place][]Item{}, map[schema.Place]string{}
+		g.items, g.unknown = map[schema.Place][]Item{}, map[schema.Place]bool{}
 	}
 	var changes []Change
-	lost := map[schema.Place]string{}
+	lost := map[schema.Place]bool{}
 	for _, u := range s.Unknown() {
 		at := schema.Place{Scope: u.Scope, Kind: u.Kind}
-		lost[at] = u.Error
-		if _, already := g.unknown[at]; !already {
+		if lost[at] = true; !g.unknown[at] {
 			changes = append(changes, Change{Sort: Lost, Scope: at.Scope, Kind: at.Kind, Error: u.Error})
 		}
-		g.unknown[at] = u.Error
+		g.unknown[at] = true
 	}
 	for at := range g.unknown {
-		if _, still := lost[at]; !still && s.observed(at) {
+		if !lost[at] && s.observed(at) {
 			delete(g.unknown, at)
 			changes = append(changes, Change{Sort: Found, Scope: at.Scope, Kind: at.Kind})
 		}
