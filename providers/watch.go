@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"sync"
+
+	"converge.dev/converge/schema"
 )
 
 // A Watch tells when things of a kind may have changed: each event is the external ids of some, and one without ids means any of
@@ -57,7 +59,20 @@ func (c *Changes) Add(ids ...string) {
 	c.wake()
 }
 
-// Differ reports the ids whose versions differ between two looks at all things.
+// Shown returns what a look shows of some things, as digests by their ids, for [Changes.Differ]. They may tell of secrets, and are not
+// to be written down.
+func Shown(things []Thing) map[string]string {
+	shown := make(map[string]string, len(things))
+	for i := range things {
+		t := &things[i]
+		shown[t.ID] = schema.Object{
+			"name": t.Name, "mark": t.Mark.String(), "spec": map[string]any(t.Spec), "status": map[string]any(t.Status), "phase": string(t.Phase), "detail": t.Detail, "version": t.Version,
+		}.Digest()
+	}
+	return shown
+}
+
+// Differ reports the ids of which two looks at all things, as [Shown], do not show the same.
 func (c *Changes) Differ(was, is map[string]string) {
 	for id, version := range is {
 		if before, ok := was[id]; !ok || before != version {

@@ -24,7 +24,7 @@ func (k *kind) watch(ctx context.Context) iter.Seq2[[]string, error] {
 		o, ids, _ := k.noun.told()
 		changes := providers.NewChanges()
 		defer l.notify(o, func(name string) { changes.Add(ids(name)...) })()
-		seen, err := k.versions(ctx) // before the caller looks for the first time: what changes after that look differs from it
+		seen, err := k.shown(ctx) // before the caller looks for the first time: what changes after that look differs from it
 		if err != nil {
 			yield(nil, err)
 			return
@@ -52,29 +52,17 @@ func (k *kind) poll(ctx context.Context, l *link, seen map[string]string, change
 			return context.Cause(ctx)
 		case <-tick.C:
 		}
-		now, err := k.versions(ctx)
+		now, err := k.shown(ctx)
 		if err != nil {
 			return err
 		}
-		for id, version := range now {
-			if seen[id] != version {
-				changes.Add(id)
-			}
-			delete(seen, id)
-		}
-		for id := range seen {
-			changes.Add(id)
-		}
+		changes.Differ(seen, now)
 		seen = now
 	}
 }
 
-// versions returns the versions of all things by their ids.
-func (k *kind) versions(ctx context.Context) (map[string]string, error) {
+// shown returns what a look shows of all things.
+func (k *kind) shown(ctx context.Context) (map[string]string, error) {
 	things, err := k.observe(ctx, nil)
-	versions := make(map[string]string, len(things))
-	for _, th := range things {
-		versions[th.ID] = th.Version
-	}
-	return versions, err
+	return providers.Shown(things), err
 }

@@ -54,7 +54,7 @@ type Kernel struct {
 
 	// Events calls changed after each event of a PCI function, from its return until end is called. Nil: there are none.
 	Events func(changed func()) (end func(), err error)
-	Poll   time.Duration // how often a watch reads everything; zero: as the constant says
+	Poll   time.Duration // how often a watch reads all objects; zero: as often as the constant [Poll] says
 }
 
 // Proc returns the tree of /proc. It fails when that cannot be seen, and says why.

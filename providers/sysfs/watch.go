@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"converge.dev/converge/providers"
-	"converge.dev/converge/schema"
 )
 
 // Poll is how often a watch reads all objects by default. The kernel sends no event when an attribute is written, such as a driver
@@ -42,7 +41,7 @@ func (k *kind) watch(ctx context.Context) iter.Seq2[[]string, error] {
 			}
 			defer end()
 		}
-		seen, err := k.versions() // before the caller looks for the first time: what changes after that look differs from it
+		seen, err := k.shown() // before the caller looks for the first time: what changes after that look differs from it
 		if err != nil {
 			yield(nil, err)
 			return
@@ -67,7 +66,7 @@ func (k *kind) poll(ctx context.Context, seen map[string]string, look <-chan str
 		case <-tick.C:
 		case <-look:
 		}
-		now, err := k.versions()
+		now, err := k.shown()
 		if err != nil {
 			return err
 		}
@@ -76,14 +75,10 @@ func (k *kind) poll(ctx context.Context, seen map[string]string, look <-chan str
 	}
 }
 
-// versions returns what a look shows of all objects, by their ids.
-func (k *kind) versions() (map[string]string, error) {
+// shown returns what a look shows of all objects.
+func (k *kind) shown() (map[string]string, error) {
 	things, err := k.observe(nil)
-	versions := make(map[string]string, len(things))
-	for _, th := range things {
-		versions[th.ID] = schema.Object{"spec": map[string]any(th.Spec), "status": map[string]any(th.Status), "phase": string(th.Phase), "detail": th.Detail}.Digest()
-	}
-	return versions, err
+	return providers.Shown(things), err
 }
 
 // pciEvents calls changed after each event of a PCI function, such as that a driver was bound to it, until end is called.
