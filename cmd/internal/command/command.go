@@ -80,7 +80,6 @@ type app struct {
 	closers   []func() // in the order in which they were opened
 	signal    atomic.Pointer[os.Signal]
 	interrupt interrupt
-	following bool // it reports what changes, in lines, until it is interrupted
 	acted     bool // something was changed: the status reports that, whatever happens to the output
 }
 

@@ -36,9 +36,10 @@ what that run observed last. While the run is open, whatever it has started is s
 
 With -watch, the report is made again when a provider says that something changed, and
 printed and stored again when it differs, until the command is interrupted. Where a
-provider reports no changes, drift is found as often as -interval says.
+provider reports no changes, drift is found as often as -interval says. With -json each
+report is a line. It exits with 0 when it is interrupted.
 
-It exits with 0 when there is no drift, with 2 when there is drift of either kind, and
+Without -watch it exits with 0 when there is no drift, with 2 when there is drift of either kind, and
 with 8 when a part of the site could not be observed.`,
 		Example: `  converge drift
   converge drift -json
@@ -73,7 +74,7 @@ with 8 when a part of the site could not be observed.`,
 		}
 		r, err := s.drift(ctx, e)
 		if err == nil {
-			err = s.publish(ctx, r)
+			err = s.publish(ctx, r, s.printJSON)
 		}
 		switch {
 		case err != nil:
@@ -106,7 +107,7 @@ func (s *session) drift(ctx context.Context, e *engine.Engine) (*drift.Report, e
 }
 
 // publish stores and prints a report.
-func (s *session) publish(ctx context.Context, r *drift.Report) error {
+func (s *session) publish(ctx context.Context, r *drift.Report, printJSON func(any) error) error {
 	body, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -114,14 +115,10 @@ func (s *session) publish(ctx context.Context, r *drift.Report) error {
 	if err := s.store.Publish(ctx, "drift/latest", body); err != nil {
 		s.view.Warn("the report was not published: " + err.Error())
 	}
-	switch {
-	case !s.flags.json:
-		s.print(view.DriftText(r, s.kinds, s.style(s.sys.Stdout), s.flags.layout))
-	case s.following: // a line for each report
-		return s.printLine(r)
-	default:
-		return s.printJSON(r)
+	if s.flags.json {
+		return printJSON(r)
 	}
+	s.print(view.DriftText(r, s.kinds, s.style(s.sys.Stdout), s.flags.layout))
 	return nil
 }
 
@@ -147,6 +144,6 @@ func (s *session) watchDrift(ctx context.Context, e *engine.Engine, site schema.
 			s.print(view.AtText(time.Now(), last == nil, s.style(s.sys.Stdout)))
 		}
 		last = body
-		return s.publish(ctx, r)
+		return s.publish(ctx, r, s.printLine)
 	})
 }

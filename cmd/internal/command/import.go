@@ -117,11 +117,16 @@ func (a *app) checkKinds(patterns []string) error {
 	}
 	names := sch.Kinds().Names()
 	for _, p := range patterns {
-		if !slices.ContainsFunc(names, func(name string) bool { ok, err := path.Match(p, name); return ok && err == nil }) {
+		if !slices.ContainsFunc(names, func(name string) bool { return matches([]string{p}, name) }) {
 			return &view.Problem{What: fmt.Sprintf("-kind=%s matches no kind", p), Fix: trimmed(nearest.DidYouMeanKind(p, names), "See: converge schema")}
 		}
 	}
 	return nil
+}
+
+// matches reports whether a name matches any of the patterns; all names do when there are none.
+func matches(patterns []string, name string) bool {
+	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool { ok, err := path.Match(p, name); return ok && err == nil })
 }
 
 // An owner is the site that a command observes, according to the named documents, or else to the newest one in the store.

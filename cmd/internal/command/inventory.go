@@ -1,7 +1,6 @@
 package command
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -101,14 +100,13 @@ func (a *app) printPages(inv *survey.Inventory, size int) error {
 		for j := range part {
 			part[j] = view.MaskItem(part[j], a.kinds[part[j].Kind])
 		}
-		line, err := json.Marshal(inventoryPage{
-			FormatVersion: "1.0", Site: inv.Site, Revision: inv.Revision, Since: inv.Since, At: inv.At.Format("2006-01-02T15:04:05.000Z07:00"),
+		err := a.printLine(inventoryPage{
+			FormatVersion: "1.0", Site: inv.Site, Revision: inv.Revision, Since: inv.Since, At: inv.At.Format(instant),
 			Page: i + 1, Pages: len(parts), Complete: inv.Complete, Unknown: nonNil(inv.Unknown), Items: part,
 		})
 		if err != nil {
 			return err
 		}
-		a.print(string(line) + "\n")
 	}
 	return nil
 }

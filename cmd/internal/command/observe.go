@@ -2,10 +2,8 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -44,8 +42,6 @@ type change struct {
 	survey.Change
 	Item *observedItem `json:"item,omitempty"` // shadows the item of an inventory
 }
-
-const instant = "2006-01-02T15:04:05.000Z07:00"
 
 // A narrowing chooses nodes and kinds by patterns.
 type narrowing struct{ nodes, kinds []string }
@@ -89,11 +85,6 @@ func (n *narrowing) choose(a *app, needs []providers.Need) (chosen []providers.N
 	return chosen, want, nil
 }
 
-// matches reports whether a name matches any of the patterns; all names do when there are none.
-func matches(patterns []string, name string) bool {
-	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool { ok, err := path.Match(p, name); return ok && err == nil })
-}
-
 func (a *app) observeCommand() *cobra.Command {
 	var n narrowing
 	var w watching
@@ -109,9 +100,9 @@ Where a provider reports no changes, they are found by observing everything agai
 often as -interval says.
 
 With -json the whole observation is one value; with -watch it is the first line, and each
-change is a line that follows.
+change is a line that follows. It then exits with 0 when it is interrupted.
 
-It exits with 8 when part of the site could not be observed, or the server does not
+Without -watch it exits with 8 when part of the site could not be observed, or the server does not
 support a kind. To write existing objects as a document, use converge import.`,
 		Example: `  converge observe
   converge observe -node=gpu-01 -kind='libvirt.*'
@@ -171,7 +162,7 @@ func (a *app) printObservation(found *survey.Survey) error {
 	}
 	unknown := found.Unknown()
 	var site *schema.Site
-	if found.Site.Name != unnamed {
+	if found.Site.Name != unnamed { // which no document can call a site
 		site = &found.Site
 	}
 	if !a.flags.json {
@@ -186,15 +177,6 @@ func (a *app) printObservation(found *survey.Survey) error {
 		o.Items[i].Item = items[i]
 	}
 	return a.printLine(o)
-}
-
-// printLine prints a value as a line of JSON.
-func (a *app) printLine(v any) error {
-	line, err := json.Marshal(v)
-	if err == nil {
-		a.print(string(line) + "\n")
-	}
-	return err
 }
 
 // watchItems prints what there is, and then what changes, until ctx is done.

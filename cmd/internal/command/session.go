@@ -161,7 +161,7 @@ func (s *session) known(ctx context.Context) error {
 }
 
 // unnamed stands for the name of a site that has none yet.
-const unnamed = "unnamed"
+const unnamed = "(unnamed)"
 
 // onlySite returns the only site of a store; m says whether there has to be one.
 func (a *app) onlySite(ctx context.Context, kv state.KV, m missing) (string, error) {

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -257,6 +258,18 @@ func (a *app) did(nothing bool, v any, text string) error {
 	}
 	a.print(text)
 	return nil
+}
+
+// instant is how JSON has a time.
+const instant = "2006-01-02T15:04:05.000Z07:00"
+
+// printLine writes one of several values of a command, as a line of JSON.
+func (a *app) printLine(v any) error {
+	line, err := json.Marshal(v)
+	if err == nil {
+		a.print(string(line) + "\n")
+	}
+	return err
 }
 
 // printJSON writes the single value of a command.

@@ -34,7 +34,6 @@ func (w *watching) check(c *cobra.Command) error {
 
 // eachChange calls look whenever something may have changed. To be interrupted, or to lose its reader, is how it succeeds.
 func (a *app) eachChange(changed iter.Seq2[[]schema.Place, error], look func([]schema.Place) error) error {
-	a.following = true
 	shown := false
 	for places, err := range changed {
 		if err == nil {
