@@ -476,6 +476,19 @@ func TestChecked(t *testing.T) {
 		{"a page of an unknown kind", "its kind is 0x6", func(data []byte) { data[root+8] ^= 4 }},
 		{"a page of another number", "says that it is page", func(data []byte) { data[root] ^= 1 }},
 		{"a bucket that is a value", "the kind of entry 0 is 0x0", func(data []byte) { data[root+16] = 0 }},
+		{"a branch that leads nowhere", "leads to no other page", func(data []byte) {
+			branch(data[root:], 0)
+			data[root+10] = 0
+		}},
+		{"a key of a small bucket that is empty", "has no key", func(data []byte) {
+			head := append([]byte("meta"), make([]byte, 16)...)
+			for at := bytes.Index(data, head); at >= 0; at = bytes.Index(data, head) {
+				page := data[at+len(head):]
+				last := page[16*binary.LittleEndian.Uint16(page[10:]):] // the entries follow the head of the page, which is as long as one
+				binary.LittleEndian.PutUint32(last[8:], 0)
+				data[at+len(head)-1] = 1 // so that it is not found again
+			}
+		}},
 		{"a small bucket that contains itself", `bucket "meta": it has branches, but no page of its own`, func(data []byte) {
 			head := append([]byte("meta"), make([]byte, 16)...) // its name, and that it has no page of its own
 			for at := bytes.Index(data, head); at >= 0; at = bytes.Index(data, head) {

@@ -164,8 +164,11 @@ func (t *tree) entries(data []byte, top bool) error {
 		e := data[begin : begin+entry]
 		if kind == branch {
 			key := int(native.Uint32(e[4:]))
-			if begin+int(native.Uint32(e)) != next || key == 0 || key > len(data)-next {
+			if begin+int(native.Uint32(e)) != next || key > len(data)-next {
 				return fmt.Errorf("entry %d is not where it should be", i)
+			}
+			if key == 0 {
+				return fmt.Errorf("entry %d has no key", i)
 			}
 			next += key
 			if err := t.page(native.Uint64(e[8:]), top); err != nil {
@@ -174,8 +177,11 @@ func (t *tree) entries(data []byte, top bool) error {
 			continue
 		}
 		flags, key, value := native.Uint32(e), int(native.Uint32(e[8:])), int(native.Uint32(e[12:]))
-		if begin+int(native.Uint32(e[4:])) != next || key == 0 || key > len(data)-next || value > len(data)-next-key {
+		if begin+int(native.Uint32(e[4:])) != next || key > len(data)-next || value > len(data)-next-key {
 			return fmt.Errorf("entry %d is not where it should be", i)
+		}
+		if key == 0 {
+			return fmt.Errorf("entry %d has no key", i)
 		}
 		next += key + value
 		if top != (flags == buckets) || !top && flags != 0 {
