@@ -10,11 +10,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ovn-org/libovsdb/ovsdb"
+
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/ovs/spec"
 	"converge.dev/converge/providers/ovs/vswitch"
 	"converge.dev/converge/schema"
-	"github.com/ovn-org/libovsdb/ovsdb"
 )
 
 // flowSetKey and the name of a flow set are the key of external_ids of its bridge that holds its mark, in the first line, and its flows as

@@ -6,8 +6,12 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/ovn-org/libovsdb/ovsdb"
 
 	"converge.dev/converge/internal/ovstest"
 	"converge.dev/converge/internal/providertest"
@@ -15,8 +19,6 @@ import (
 	"converge.dev/converge/providers/ovs"
 	"converge.dev/converge/providers/ovs/vswitch"
 	"converge.dev/converge/schema"
-	"github.com/google/go-cmp/cmp"
-	"github.com/ovn-org/libovsdb/ovsdb"
 )
 
 // lawFlows is a bridge whose flow table is left to its clients.
@@ -271,6 +273,39 @@ func TestForeignFlowsSurvive(t *testing.T) {
 	n.must(n.delete("ovs.flow_set", "f1"))
 	if d := cmp.Diff(theirs, flowsOf(t, s)); d != "" {
 		t.Errorf("flows of others changed (-before +after):\n%s", d)
+	}
+}
+
+// TestFlowSetsOfOnePlace: of two sets that take the same place in a table at the same time, one is refused, and the other has its flow.
+func TestFlowSetsOfOnePlace(t *testing.T) {
+	n := newFlowing(t, ovstest.Start(t), ovs.Options{})
+	for range 3 {
+		sets := map[string]string{"a": "table=7,ip,actions=drop", "b": "table=7,dl_type=0x800,actions=normal"}
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		refused := map[string]error{}
+		for name, flow := range sets {
+			wg.Go(func() {
+				err := n.create("ovs.flow_set", name, flowSet(flow))
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					refused[name] = err
+				}
+			})
+		}
+		wg.Wait()
+		if len(refused) != 1 {
+			t.Fatalf("refused are %v", refused)
+		}
+		for name, flow := range sets {
+			if err := refused[name]; err == nil {
+				n.has(name, flow)
+				n.must(n.delete("ovs.flow_set", name))
+			} else if providers.ClassOf(err) != providers.Denied {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 	}
 }
 
