@@ -69,7 +69,7 @@ func aHost() *fake {
 	f := newFake()
 	f.put(domainObject, "web", aMachine, aMachine)
 	f.files["p"] = map[string]string{}
-	for _, name := range []string{"v", "w"} {
+	for _, name := range []string{"v", "w", "s" + seedEnding} {
 		f.files["p"][name] = "<volume><name>" + name + "</name><target><path>/srv/p/" + name + "</path><format type='raw'/></target></volume>"
 	}
 	return f
@@ -185,6 +185,7 @@ func TestMachineIsChanged(t *testing.T) {
 		"a disk on SATA":    {schema.Object{"disks": []any{disk, map[string]any{"target": "sdb", "bus": "sata", "volume": "p/w"}}}, nil},
 		"another volume":    {schema.Object{"disks": []any{map[string]any{"target": "vda", "volume": "p/w", "boot_order": int64(1)}}}, nil},
 		"a medium":          {schema.Object{"cdroms": []any{map[string]any{"target": "sda", "volume": "p/w"}}}, []string{"update disk web"}},
+		"a seed":            {schema.Object{"cdroms": []any{map[string]any{"target": "sda", "seed": "p/s" + seedEnding}}}, []string{"update disk web"}},
 		"no VLAN":           {schema.Object{"interfaces": []any{first, second}}, []string{"update interface web"}},
 		"an interface less": {schema.Object{"interfaces": []any{first}}, []string{"detach interface web"}},
 		"no function":       {schema.Object{"hostdevs": []any{}}, []string{"detach hostdev web"}},
@@ -206,7 +207,16 @@ func TestMachineIsChanged(t *testing.T) {
 			}
 			things, err := served(t, p, "libvirt.domain").Kind.Get(t.Context(), []string{"web"})
 			if err != nil || things[0].Spec["in_effect"] != (c.want != nil) {
-				t.Errorf("it is observed as %v (%v)", things, err)
+				t.Fatalf("it is observed as %v (%v)", things, err)
+			}
+			drives, _ := c.fields["cdroms"].([]any)
+			for i, drive := range drives {
+				is := things[0].Spec["cdroms"].([]any)[i].(map[string]any)
+				for field, want := range drive.(map[string]any) {
+					if is[field] != want {
+						t.Errorf("%s of the drive is %v, want %v", field, is[field], want)
+					}
+				}
 			}
 		})
 	}
@@ -255,6 +265,39 @@ func TestMachineDoesNotStart(t *testing.T) {
 	}
 }
 
+// TestMachineStopsLate: once a guest was asked to shut down, it may still do so, whatever libvirt answers after that.
+func TestMachineStopsLate(t *testing.T) {
+	f := aHost()
+	f.fail = func(call string) error {
+		if call == "stop web" {
+			return refusal("Device or resource busy")
+		}
+		return nil
+	}
+	err := updated(t, f.open(t), "libvirt.domain", "web", schema.Object{"state": "stopped", "stop_timeout": int64(1)})
+	expect(t, err, providers.Unknown, true, "Device or resource busy")
+}
+
+// TestMachineOnBridge: libvirt shows an interface of a network that leads to a bridge as one of that bridge while the machine runs.
+func TestMachineOnBridge(t *testing.T) {
+	f := aHost()
+	runs := strings.Replace(aMachine, "<interface type='network'><mac address='52:54:00:00:00:01'/><source network='net' portgroup='web'/>",
+		"<interface type='bridge'><mac address='52:54:00:00:00:01'/><source network='net' portgroup='web' bridge='br0'/><vlan><tag id='7'/></vlan><virtualport type='openvswitch'/>", 1)
+	f.put(domainObject, "web", aMachine, runs)
+	made := f.calls()
+	p := f.open(t)
+	things, err := served(t, p, "libvirt.domain").Kind.Get(t.Context(), []string{"web"})
+	if err != nil || things[0].Spec["in_effect"] != true {
+		t.Errorf("it is observed as %v (%v)", things, err)
+	}
+	if err := updated(t, p, "libvirt.domain", "web", schema.Object{"title": "x"}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"define web", "title web"}; !slices.Equal(*made, want) {
+		t.Errorf("the calls are %q, want %q", *made, want)
+	}
+}
+
 // TestMachineIsForced: a guest that does not shut down is given its time, and then its machine is forced off; a paused one has none.
 func TestMachineIsForced(t *testing.T) {
 	for state, want := range map[string][]string{
@@ -263,6 +306,7 @@ func TestMachineIsForced(t *testing.T) {
 	} {
 		f := aHost()
 		text := strings.NewReplacer("<os:info xmlns:os=\"https://example.org/os\" name=\"debian\"/>", "", "<cputune><shares>2048</shares></cputune>", "", " cache='none'", "",
+			"<apic/>", "<apic/><smm state='on'/><gic version='3'/>",
 			"<iotune><total_iops_sec>100</total_iops_sec></iotune>", "", "<disk type='file' device='floppy'><target dev='fda' bus='fdc'/></disk>", "").Replace(aMachine)
 		f.put(domainObject, "web", text, text)
 		made := f.calls()
@@ -318,6 +362,7 @@ func TestMachineIsMade(t *testing.T) {
 		"a multiple of 1048576 bytes":           {"memory": int64(1<<30 + 1)},
 		"one pool of one page size on each":     {"hugepages": []any{"node0-2048kB"}},
 		"volume p/none does not exist":          {"disks": []any{map[string]any{"target": "vda", "volume": "p/none"}}},
+		"names that begin with vnet":            {"interfaces": []any{map[string]any{"mac": "52:54:00:00:00:01", "network": "net", "target": "vnet-a"}}},
 		"one of network, bridge and ovs_bridge": {"interfaces": []any{map[string]any{"mac": "52:54:00:00:00:01"}}},
 	} {
 		c := calling("libvirt.domain", "other")

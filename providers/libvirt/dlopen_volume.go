@@ -1,0 +1,225 @@
+//go:build cgo && libvirt_dlopen
+
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	virt "libvirt.org/go/libvirt"
+	"libvirt.org/go/libvirtxml"
+
+	"converge.dev/converge/internal/retry"
+	"converge.dev/converge/providers"
+)
+
+// withVolume makes a call about one volume.
+func (l *library) withVolume(ctx context.Context, pool, name string, call func(v *virt.StorageVol) error) error {
+	return l.withPool(ctx, pool, func(p *virt.StoragePool) error {
+		v, err := p.LookupStorageVolByName(name)
+		if err != nil {
+			return err
+		}
+		defer free(v)
+		return call(v)
+	})
+}
+
+// volumes fails when a file is gone that the pool lists: what is missing because a directory is not mounted must not look absent.
+func (l *library) volumes(ctx context.Context, pool string, names []string) ([]string, error) {
+	var found []string
+	var unread string
+	err := l.withPool(ctx, pool, func(p *virt.StoragePool) error {
+		vs, err := volumesOf(p, names)
+		defer func() {
+			for _, v := range vs {
+				free(v)
+			}
+		}()
+		if err != nil {
+			return err
+		}
+		for _, v := range vs {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			switch xml, name, err := l.volume(ctx, p, v); {
+			case err != nil:
+				return err
+			case xml != "":
+				found = append(found, xml)
+			case name != "":
+				unread = name // the others are not waited for
+				return nil
+			}
+		}
+		return nil
+	})
+	if err == nil && unread != "" {
+		return nil, refuse(providers.Invalid, "pool %s lists the volume %s, but its file is gone, so it is unknown: the directory of the pool may not be mounted, "+
+			"or somebody has deleted the file and the pool needs a refresh (virsh pool-refresh %s)", pool, unread, pool)
+	}
+	return found, err
+}
+
+// volume returns the definition of a volume; its name alone when the pool lists it and its file is gone, and nothing when it does not
+// exist. libvirt lists a volume before it makes the file, and still after it has deleted that. Those of this connection do not exist then;
+// others are given a moment.
+func (l *library) volume(ctx context.Context, p *virt.StoragePool, v *virt.StorageVol) (xml, name string, err error) {
+	err = moment.Do(ctx, func() (over bool, err error) {
+		if xml, err = v.GetXMLDesc(0); !isAbsent(err) {
+			name = ""
+			return true, err
+		}
+		if name, err = v.GetName(); err != nil {
+			return true, err
+		}
+		pool, err := p.GetName()
+		if err != nil {
+			return true, err
+		}
+		if _, ours := l.files.Load(pool + "/" + name); ours {
+			name = ""
+			return true, nil
+		}
+		again, err := p.LookupStorageVolByName(name)
+		if err != nil {
+			name = ""
+			return true, unless(virt.ERR_NO_STORAGE_VOL, err)
+		}
+		free(again)
+		return false, nil
+	})
+	return xml, name, err
+}
+
+// moment is how long a volume may be listed without its file: about two seconds.
+var moment = retry.Policy{First: 100 * time.Millisecond, Cap: 400 * time.Millisecond, Tries: 7}
+
+// volumesOf finds volumes by name; all when names is nil.
+func volumesOf(p *virt.StoragePool, names []string) (found []*virt.StorageVol, err error) {
+	if names == nil {
+		vs, err := p.ListAllStorageVolumes(0)
+		for i := range vs {
+			found = append(found, &vs[i])
+		}
+		return found, err
+	}
+	for _, name := range names {
+		switch v, err := p.LookupStorageVolByName(name); {
+		case isAbsent(err):
+		case err != nil:
+			return found, err
+		default:
+			found = append(found, v)
+		}
+	}
+	return found, nil
+}
+
+func (l *library) volumeAt(ctx context.Context, path string) (pool, name string, err error) {
+	if err := l.begin(ctx); err != nil {
+		return "", "", err
+	}
+	v, err := l.c.LookupStorageVolByPath(path)
+	if err != nil {
+		return "", "", l.result(unless(virt.ERR_NO_STORAGE_VOL, err))
+	}
+	defer free(v)
+	p, err := v.LookupPoolByVolume()
+	if err != nil {
+		return "", "", l.result(err)
+	}
+	defer free(p)
+	if name, err = v.GetName(); err == nil {
+		pool, err = p.GetName()
+	}
+	return pool, name, l.result(err)
+}
+
+func (l *library) createVolume(ctx context.Context, pool, xml string) error {
+	return l.withPool(ctx, pool, func(p *virt.StoragePool) error {
+		var named libvirtxml.StorageVolume
+		if err := named.Unmarshal(xml); err != nil {
+			return err
+		}
+		l.files.Store(pool+"/"+named.Name, true)
+		defer l.files.Delete(pool + "/" + named.Name)
+		v, err := p.StorageVolCreateXML(xml, 0)
+		if err != nil {
+			return err
+		}
+		free(v)
+		return nil
+	})
+}
+
+func (l *library) resizeVolume(ctx context.Context, pool, name string, bytes uint64) error {
+	return l.withVolume(ctx, pool, name, func(v *virt.StorageVol) error { return v.Resize(bytes, 0) })
+}
+
+func (l *library) deleteVolume(ctx context.Context, pool, name string) error {
+	return l.withVolume(ctx, pool, name, func(v *virt.StorageVol) error {
+		l.files.Store(pool+"/"+name, true)
+		defer l.files.Delete(pool + "/" + name)
+		return v.Delete(virt.STORAGE_VOL_DELETE_NORMAL)
+	})
+}
+
+// packet is how much is sent at once; every version of libvirt takes that.
+const packet = 64 << 10
+
+func (l *library) upload(ctx context.Context, pool, name string, offset uint64, b []byte) error {
+	return l.streamed(ctx, pool, name, func(v *virt.StorageVol, s *virt.Stream) error {
+		if err := v.Upload(s, offset, uint64(len(b)), 0); err != nil {
+			return err
+		}
+		for len(b) > 0 {
+			n, err := s.Send(b[:min(len(b), packet)])
+			if err != nil {
+				return err
+			}
+			b = b[n:]
+		}
+		return nil
+	})
+}
+
+func (l *library) download(ctx context.Context, pool, name string, bytes uint64) ([]byte, error) {
+	found := make([]byte, 0, bytes+1) // room for a call that tells the end
+	err := l.streamed(ctx, pool, name, func(v *virt.StorageVol, s *virt.Stream) error {
+		if err := v.Download(s, 0, bytes, 0); err != nil {
+			return err
+		}
+		for len(found) < cap(found) {
+			n, err := s.Recv(found[len(found):cap(found)])
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			found = found[:len(found)+n]
+		}
+		return nil
+	})
+	return found, err
+}
+
+// streamed makes a call about one volume that begins a transfer, and the transfer, which ends well only when libvirt confirms it.
+func (l *library) streamed(ctx context.Context, pool, name string, call func(v *virt.StorageVol, s *virt.Stream) error) error {
+	return l.withVolume(ctx, pool, name, func(v *virt.StorageVol) error {
+		s, err := l.c.NewStream(0)
+		if err != nil {
+			return err
+		}
+		defer free(s)
+		if err := call(v, s); err != nil {
+			_ = s.Abort()
+			return err
+		}
+		return s.Finish()
+	})
+}
