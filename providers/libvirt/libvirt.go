@@ -2,8 +2,8 @@
 // and its domains, which are virtual machines.
 //
 // Each kind is a noun, in a file of its own: it reads its things from the XML of libvirt and says what a change of one consists of.
-// kind.go implements the four verbs of the contract with that, the same for all. What is needed of libvirt is in conn.go; dlopen.go
-// implements it with libvirt's library, which is loaded when it is used first, and only in programs that are built with the tag
+// kind.go implements the four verbs of the contract with that, the same for all. What is needed of libvirt is in conn.go;
+// dlopen.go and dlopen_*.go implement it with libvirt's library, which is loaded when it is used first, and only in programs that are built with the tag
 // libvirt_dlopen. Everything else is plain Go and builds everywhere.
 //
 // # How a change is made
@@ -12,7 +12,8 @@
 // was read, so somebody else's change in between is lost; the traits say so (Blind). Changes of one network by this provider exclude
 // each other. A definition is changed by reading it, replacing what the spec describes, and giving it back: what others set elsewhere
 // in it stays. A change is refused where it would drop anything else: what this program does not know, what others set within something
-// that is replaced, or what runs without being stored and would end with a restart.
+// that is replaced, or what a network has only while it runs and would end with a restart.
+// What a domain has only while it runs ends when it is stopped.
 //
 // A verb that takes several calls undoes what it did when libvirt refuses a later one, and reads whether all is as it was. Where it is
 // not, the error is Unknown and Over.
@@ -25,8 +26,8 @@
 //
 // A change of a domain is stored, and what runs follows as far as that is possible without a restart; domain_live.go says how. The rest
 // waits until the domain is started again. It is restarted only by a call that requests in_effect of one of which it is false. A document
-// that states in_effect gets such a call as the last one of a step (Traits.Later). No other call requests it: a field that the document
-// does not state is in it as it was observed.
+// that states in_effect gets such a call as the last one of a step (Traits.Later). No other call requests it: a field that changes by
+// itself, and that the document does not state, is in a call as it was observed right before.
 //
 // # What is ours
 //
