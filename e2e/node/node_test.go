@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -236,6 +239,32 @@ func TestGuestInUse(t *testing.T) {
 	refused(t, providers.Denied, "has /dev/vfio/"+filepath.Base(group)+" open", func() error { return functions.Delete(t.Context(), spare) })
 	must(t, f.Close())
 	must(t, functions.Delete(t.Context(), spare))
+}
+
+// Go's scheduler sends signals to threads that have run for long. The kernel ends an allocation of huge pages early then.
+func TestGuestSignals(t *testing.T) {
+	guest.In(t, full.Name)
+	pool := served(t, world(t, pools), "host.hugepages")
+	var stop atomic.Bool
+	var sent sync.WaitGroup
+	sent.Go(func() {
+		for !stop.Load() {
+			threads, err := os.ReadDir("/proc/self/task")
+			must(t, err)
+			for i := range 100 * len(threads) {
+				thread, err := strconv.Atoi(threads[i%len(threads)].Name())
+				must(t, err)
+				_ = unix.Tgkill(unix.Getpid(), thread, unix.SIGURG) // it may have ended
+			}
+		}
+	})
+	defer sent.Wait()
+	defer stop.Store(true)
+	for range 3 {
+		c := call("host.hugepages", "node1-2048kB", schema.Object{"count": int64(20)})
+		must(t, pool.Create(t.Context(), c))
+		must(t, pool.Delete(t.Context(), c))
+	}
 }
 
 // What happens to a function is told by the kernel's events: the watch does not look by itself here.

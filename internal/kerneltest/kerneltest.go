@@ -54,6 +54,7 @@ type Kernel struct {
 	mu        sync.Mutex
 	functions map[string]Function
 	room      map[string]int // of a pool, by its folder
+	signals   int            // how many allocations of huge pages a signal ends early
 	used      map[string]int // pages of it in use
 	refuses   map[string]bool
 	claims    []string
@@ -227,7 +228,12 @@ func (k *Kernel) write(dir, file, value string) syscall.Errno {
 			}
 			return 0
 		}
-		k.pool(dir, max(k.used[dir], min(n, k.room[dir])))
+		n = max(k.used[dir], min(n, k.room[dir]))
+		if has := k.number(dir + "/nr_hugepages"); k.signals > 0 && n > has {
+			k.signals--
+			n = has + 1 // the signal is looked for after each page
+		}
+		k.pool(dir, n)
 		return 0
 	}
 	return syscall.EACCES

@@ -35,6 +35,13 @@ func (k *Kernel) Use(pool string, pages int) {
 	k.pool(d, k.number(d+"/nr_hugepages"))
 }
 
+// Signal ends the next n allocations of huge pages early, as a signal to the program that asks for them does.
+func (k *Kernel) Signal(n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.signals = n
+}
+
 // Refuse lets a driver refuse to probe a function, as one does that finds its firmware broken.
 func (k *Kernel) Refuse(driver, address string) {
 	k.mu.Lock()

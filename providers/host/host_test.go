@@ -68,6 +68,22 @@ func TestTooLittleMemory(t *testing.T) {
 	}
 }
 
+// A signal ends an allocation early, and the kernel reports success: the rest is requested again.
+func TestSignalDuringAllocation(t *testing.T) {
+	k, pages := kernel(t)
+	k.Signal(3)
+	if err := pages.Create(t.Context(), call("node0-2048kB", 40)); err != nil {
+		t.Error(err)
+	}
+	k.Signal(3)
+	if err := pages.Update(t.Context(), call("node0-2048kB", 42)); err != nil {
+		t.Error(err)
+	}
+	if things, err := pages.Get(t.Context(), []string{"node0-2048kB"}); err != nil || len(things) != 1 || !things[0].Spec.Equal(schema.Object{"count": int64(42)}) {
+		t.Errorf("the pool is %+v (%v)", things, err)
+	}
+}
+
 // Pages in use are not taken away, neither all nor a part of them; others are.
 func TestPagesInUse(t *testing.T) {
 	k, pages := kernel(t)

@@ -120,17 +120,15 @@ func resize(c *sysfs.Change, name string, want schema.Object) error {
 	} else if err := fits(c.Kernel, name, s.Count); err != nil {
 		return err
 	}
-	err = c.Write(dir+"nr_hugepages", strconv.FormatInt(s.Count, 10))
-	got, rerr := size(c.Kernel, dir)
-	if err == nil && rerr == nil && got == s.Count {
+	got, err := reach(c.Write, c.Kernel, dir, was, s.Count)
+	if err == nil && got == s.Count {
 		return nil
 	}
-	if rerr == nil && got != was {
-		if rerr = c.Restore(dir+"nr_hugepages", strconv.FormatInt(was, 10)); rerr == nil {
-			var again int64
-			if again, rerr = size(c.Kernel, dir); rerr == nil && again != was {
-				rerr = errors.New("the kernel did not restore the previous number of pages")
-			}
+	var rerr error
+	if got != was {
+		var again int64
+		if again, rerr = reach(c.Restore, c.Kernel, dir, got, was); rerr == nil && again != was {
+			rerr = errors.New("the kernel did not restore the previous number of pages")
 		}
 	}
 	if rerr == nil {
@@ -140,6 +138,26 @@ func resize(c *sysfs.Change, name string, want schema.Object) error {
 		err = sysfs.Refuse(providers.Invalid, "the kernel could provide %d pages of the %d requested: there is too little free, or too fragmented, memory on that NUMA node", got, s.Count)
 	}
 	return errors.Join(err, rerr)
+}
+
+// unknown is the size of a pool that could not be read.
+const unknown = -1
+
+// reach asks the kernel for a number of pages and returns how many the pool has then, which is less when memory is short. A signal to
+// the thread that writes ends the allocation early and without an error (set_max_huge_pages in mm/hugetlb.c), and Go's scheduler sends
+// such signals; so it asks again as long as pages are added.
+func reach(write func(path, value string) error, k sysfs.Kernel, dir string, from, to int64) (int64, error) {
+	for {
+		err := write(dir+"nr_hugepages", strconv.FormatInt(to, 10))
+		got, rerr := size(k, dir)
+		if rerr != nil {
+			return unknown, errors.Join(err, rerr)
+		}
+		if err != nil || got >= to || got <= from {
+			return got, err
+		}
+		from = got
+	}
 }
 
 // size returns the number of pages of a pool, without those that the kernel has added for a while.
