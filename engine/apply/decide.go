@@ -156,6 +156,7 @@ func (k *known) conclude(have *providers.Thing) verdict {
 		}
 	case plan.Update:
 		switch {
+		case have == nil && k.vanished():
 		case !here:
 			return verdict{do: fails, why: k.conflict("it no longer exists")}
 		case k.stranger(have):
@@ -193,8 +194,13 @@ func (k *known) half(have *providers.Thing) bool {
 		if f := k.kind.Field(c.Field()); c.Before == nil || f != nil && schema.Equal(c.Before, f.Default) {
 			return c.Replaces
 		}
-		return c.Replaces || !slices.Contains(k.traits.SelfChanging, c.Field())
+		return c.Replaces || !slices.Contains(slices.Concat(k.traits.SelfChanging, k.traits.SetLast), c.Field())
 	})
+}
+
+// vanished reports whether an update, or the one that is undone, may have been cut while the thing was not there. It is created then.
+func (k *known) vanished() bool {
+	return k.traits.Vanishes && k.unsure && (k.called || !k.finished)
 }
 
 // later reports whether what this step made or changed lacks only fields that can be set once everything

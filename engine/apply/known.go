@@ -41,7 +41,7 @@ func (k *known) taken(have *providers.Thing) (paths []string) {
 	begun := k.seen == "" || k.called // and may have removed what it was to change
 	for _, c := range changed {
 		absent := k.undo && c.Before == nil || !k.undo && c.After == nil
-		ours := begun && (absent || k.halfway(c, from, to)) || slices.Contains(k.traits.SelfChanging, c.Field()) // what the far side does by itself counts as nobody's
+		ours := begun && (absent || k.halfway(c, from, to) || slices.Contains(k.traits.SetLast, c.Field())) || slices.Contains(k.traits.SelfChanging, c.Field()) // what the far side does by itself counts as nobody's
 		if !ours && slices.ContainsFunc(left, func(l diff.Change) bool { return l.Path == c.Path }) {
 			paths = append(paths, c.Path)
 		}
@@ -86,7 +86,7 @@ func (k *known) altered(have *providers.Thing) (paths []string) {
 	same := func(_, id string) string { return id }
 	itself := k.traits.SelfChanging
 	if !k.finished { // fields that are set later may be as the far side made them
-		itself = slices.Concat(itself, k.traits.Later)
+		itself = slices.Concat(itself, k.traits.Later, k.traits.SetLast)
 	}
 	is := sealed.Assume(k.kind, diff.Assume(have.Spec, have.Unfilled, k.made), k.made)
 	for _, c := range diff.Compare(k.kind, k.made, is, nil, slices.Concat(k.ignore, itself), same) {

@@ -164,6 +164,9 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		for _, c := range s.Changes {
 			w.touched = append(w.touched, c.Field())
 		}
+		if !w.finished { // a call that was cut may have left anything in these
+			w.touched = append(w.touched, w.traits.SetLast...)
+		}
 		w.unsure = true // what is there may be our change, whole or in part
 		w.stated, w.dropped = pick(w.before, w.touched), pick(r.resolve(s.Ref, s.After, r.ids), w.touched)
 	}
@@ -323,8 +326,11 @@ func (w *worker) act(ctx context.Context) result {
 			return res
 		}
 		action := w.action
-		if w.half(have) || w.later(have) {
+		switch {
+		case w.half(have), w.later(have):
 			action = plan.Update
+		case action == plan.Update && have == nil: // it has vanished
+			action = plan.Create
 		}
 		if err := w.intend(action, have); err != nil {
 			return w.stopped(err)
@@ -549,7 +555,10 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 			c.Name = w.name
 		}
 	}
-	if w.touched != nil {
+	switch {
+	case w.touched != nil && have == nil:
+		c.Want = sealed.Assume(w.kind, w.before, w.step.Want)
+	case w.touched != nil:
 		c.Want = sealed.Assume(w.kind, w.back(have), w.step.Want) // a far side that replaces the whole object must not lose them
 	}
 	verb := map[plan.Action]func(context.Context, providers.Call) error{

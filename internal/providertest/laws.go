@@ -50,6 +50,7 @@ var laws = []law{
 	{"an exact delete can be undone", func(t providers.Traits, c Case) bool {
 		return creates(t, c) && deletes(t, c) && t.UndoDelete == providers.Exact
 	}, undoDelete},
+	{"a call that is cut can be repeated and undone", cuttable, cutAnywhere},
 	{"other things are left alone", plural, othersUntouched},
 	{"calls for different things run at the same time", plural, concurrent},
 }

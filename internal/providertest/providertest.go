@@ -71,6 +71,10 @@ type World struct {
 	// must be settled when a call returns.
 	Advance func()
 
+	// Late says that a request may be carried out after the call that sent it was cut off, as a connection may still have it. What a
+	// call that was cut leaves is then not checked: it could change while it is looked at.
+	Late bool
+
 	// Meddle changes a thing as somebody else would, past the provider, so that it is observed in another state. Optional.
 	Meddle func(kind, id string)
 }
@@ -174,7 +178,7 @@ func open(t *testing.T, s Suite) World {
 	t.Helper()
 	w := s.Open(t)
 	if s.piped {
-		w.Provider = Pipe(t, w.Provider)
+		w.Provider, w.Late = Pipe(t, w.Provider), true
 	}
 	t.Cleanup(func() {
 		if err := w.Provider.Close(); err != nil {

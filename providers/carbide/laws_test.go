@@ -111,5 +111,6 @@ func lawWorld(t *testing.T, changes ...func(*carbidesim.Options)) providertest.W
 		Provider: connectAs(t, w, nil), // no single role may do everything
 		Dump:     func() string { return string(w.Dump()) },
 		Advance:  func() { w.Advance(2 * time.Minute) },
+		Late:     true,
 	}
 }

@@ -20,6 +20,7 @@ type dhcpHosts struct{}
 // traits: libvirt refuses a second reservation of a network for a MAC address or for an address.
 func (dhcpHosts) traits(common providers.Traits) providers.Traits {
 	common.ID = "{network}/{name}"
+	common.SetLast = []string{"in_effect"}
 	common.Exclusive = []providers.Exclusive{{Field: "mac", Within: "network"}, {Field: "ip", Within: "network"}}
 	return common
 }
@@ -214,8 +215,9 @@ func (ch *change) put(d definition, how hostUpdate, h *libvirtxml.NetworkDHCPHos
 	return ch.updateHost(ch.ctx, d.name, how, string(text), stored, running)
 }
 
-// update changes the reservation where it is not as wanted. libvirt modifies the first one that has the MAC address, the address or the
-// name, without looking for others that have them too. So what another one has is refused here, and another MAC address takes two calls.
+// update changes the reservation where it is not as wanted, so that it exists all the time. libvirt modifies the first one that has the
+// MAC address or the name, without looking for others that have them too. So what another one has is refused here, and one without
+// a name of its own gets one before it gets another MAC address.
 func (k dhcpHosts) update(ch *change, have providers.Thing, want schema.Object) error {
 	d, h, err := k.wanted(ch, want)
 	if err != nil {
@@ -246,20 +248,14 @@ func (k dhcpHosts) update(ch *change, have providers.Thing, want schema.Object) 
 		case side.is == nil:
 			err = change(addHost, h)
 		case sameHost(side.is, h):
-		case strings.EqualFold(side.is.MAC, h.MAC):
+		case strings.EqualFold(side.is.MAC, h.MAC), side.is.Name == h.Name:
 			err = change(modifyHost, h)
+		case side.is.MAC != "": // and it has no name, or that of another
+			if err = change(modifyHost, &libvirtxml.NetworkDHCPHost{MAC: side.is.MAC, Name: h.Name, IP: side.is.IP}); err == nil {
+				err = change(modifyHost, h)
+			}
 		default:
-			did := ch.done()
-			before, failed := ch.read(ch.ctx, networkObject, []string{d.name})
-			if err = failed; err != nil {
-				break
-			}
-			if err = change(deleteHost, side.is); err != nil {
-				break
-			}
-			if err = change(addHost, h); err != nil && change(addHost, side.is) == nil && ch.remains(networkObject, d.name, before) {
-				ch.undone(did)
-			}
+			return refuse(providers.Invalid, "reservation %s of network %s has no MAC address by which libvirt could change it: delete it first", have.Name, d.name)
 		}
 		if err != nil {
 			return err

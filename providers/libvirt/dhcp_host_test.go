@@ -43,7 +43,7 @@ func TestHalfModified(t *testing.T) {
 	f := newFake()
 	f.put(networkObject, "net", reserved(hostB), reserved(hostB))
 	f.fail = func(call string) error {
-		if call == "add 52:54:00:00:00:0c running net" {
+		if call == "modify 52:54:00:00:00:0c running net" {
 			return refusal("no")
 		}
 		return nil
@@ -55,15 +55,27 @@ func TestHalfModified(t *testing.T) {
 	}
 }
 
-// A change of which nothing stays is no change.
-func TestModifiedBack(t *testing.T) {
-	f := newFake()
-	f.put(networkObject, "net", reserved(hostB), reserved(hostB))
-	f.fail = func(call string) error {
-		if call == "add 52:54:00:00:00:0c stored net" {
-			return refusal("no")
-		}
-		return nil
+// A reservation is there all the time, whatever it is changed in.
+func TestModifiedInPlace(t *testing.T) {
+	for name, c := range map[string]struct{ host, id string }{
+		"named":        {hostB, "b"},
+		"without name": {strings.Replace(hostB, "name='b' ", "", 1), "52:54:00:00:00:0b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			f.put(networkObject, "net", reserved(c.host), "")
+			f.fail = func(call string) error {
+				if !strings.HasPrefix(call, "modify ") {
+					return refusal("no")
+				}
+				return nil
+			}
+			if err := updated(t, f.open(t), "libvirt.dhcp_host", "net/"+c.id, schema.Object{"mac": "52:54:00:00:00:0c", "ip": "10.0.0.4"}); err != nil {
+				t.Error(err)
+			}
+			if now := f.objects[networkObject]["net"].stored; !strings.Contains(now, "00:0c") || !strings.Contains(now, "10.0.0.4") || strings.Contains(now, `mac="52:54:00:00:00:0b"`) {
+				t.Errorf("the network is now %v", now)
+			}
+		})
 	}
-	expect(t, updated(t, f.open(t), "libvirt.dhcp_host", "net/b", schema.Object{"mac": "52:54:00:00:00:0c"}), providers.Invalid, false, "no")
 }

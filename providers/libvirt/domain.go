@@ -24,6 +24,7 @@ const longestStop = 11 * time.Minute
 func (domains) traits(common providers.Traits) providers.Traits {
 	common.Mark = true
 	common.Later, common.SelfChanging = []string{"in_effect"}, []string{"in_effect"}
+	common.SetLast = []string{"state", "autostart"}
 	common.Exclusive = []providers.Exclusive{{Field: "hostdevs.address"}}
 	common.UndoUpdate, common.UndoDelete = providers.Restart, providers.Restart
 	common.ReadyWithin, common.GoneWithin = longestStop, longestStop

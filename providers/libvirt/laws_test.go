@@ -4,6 +4,7 @@ package libvirt
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -188,6 +189,14 @@ func (f far) cases() []providertest.Case {
 		for _, c := range cases {
 			if c.Kind == "libvirt.network" {
 				c.Want["active"], c.Update["active"] = false, false
+			}
+		}
+		for i := range cases {
+			if cases[i].Kind == "libvirt.dhcp_host" {
+				stopped := network
+				stopped.Spec = maps.Clone(network.Spec)
+				stopped.Spec["active"] = false
+				cases[i].Needs = []providertest.Made{stopped}
 			}
 		}
 	} else { // and has no resize

@@ -19,7 +19,11 @@ import (
 // networks is the kind libvirt.network.
 type networks struct{}
 
-func (networks) traits(common providers.Traits) providers.Traits { return common }
+// traits: a network is started once it is stored, and restarted for what is changed.
+func (networks) traits(common providers.Traits) providers.Traits {
+	common.SetLast = []string{"active", "autostart", "in_effect"}
+	return common
+}
 
 func (networks) alone() bool { return true }
 

@@ -50,6 +50,7 @@ func (flowSets) reads() []reading {
 func (flowSets) traits(common providers.Traits) providers.Traits {
 	common.Update, common.Delete = providers.Blind, providers.Blind
 	common.EffectWithin *= 2
+	common.SetLast = []string{"flows"}
 	return common
 }
 

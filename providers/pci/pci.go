@@ -25,6 +25,8 @@ func (c Config) Open(_ context.Context, at providers.Opening) (*providers.Provid
 func New(node string, k sysfs.Kernel, closing func() error) *providers.Provider {
 	bound := sysfs.Traits()
 	bound.ReadyWithin = sysfs.Settle // for the rest of an IOMMU group
+	// The override is written before the function is bound. While one of the kernel's own drivers is tried, it is removed.
+	bound.SetLast, bound.Vanishes = []string{"driver"}, true
 	bound.UndoCreate, bound.UndoUpdate, bound.UndoDelete = providers.Restart, providers.Restart, providers.Restart
 	virtual := sysfs.Traits()
 	virtual.UndoCreate, virtual.UndoUpdate, virtual.UndoDelete = providers.Restart, providers.Restart, providers.Restart

@@ -1,0 +1,189 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// machines is a kind whose things have to be off, which is a size of 7, while they are changed, and are created so; or that are made anew
+// to be changed. A call is cut while they are so, once.
+type machines struct {
+	providers.Kind
+	anew bool
+	cut  *atomic.Bool
+	died func()
+}
+
+func (k machines) Create(ctx context.Context, c providers.Call) error {
+	if err := k.Kind.Create(ctx, off(c)); err != nil || k.over() {
+		return cutShort("create", c, err)
+	}
+	return k.resize(ctx, "create", c)
+}
+
+func (k machines) Update(ctx context.Context, c providers.Call) error {
+	if k.anew {
+		if err := k.Kind.Delete(ctx, c); err != nil || k.over() {
+			return cutShort("update", c, err)
+		}
+		return k.Kind.Create(ctx, c)
+	}
+	if err := k.resize(ctx, "update", off(c)); err != nil || k.over() {
+		return cutShort("update", c, err)
+	}
+	return k.resize(ctx, "update", c)
+}
+
+func (k machines) Delete(ctx context.Context, c providers.Call) error {
+	shut := c
+	shut.Want = c.Have
+	if err := k.resize(ctx, "delete", off(shut)); err != nil || k.over() {
+		return cutShort("delete", c, err)
+	}
+	things, err := k.Get(ctx, []string{c.ID})
+	if err != nil || len(things) == 0 {
+		return err
+	}
+	c.Version = things[0].Version
+	return k.Kind.Delete(ctx, c)
+}
+
+func off(c providers.Call) providers.Call {
+	c.Want = c.Want.Clone()
+	c.Want["size"] = int64(7)
+	return c
+}
+
+func (k machines) resize(ctx context.Context, op string, c providers.Call) error {
+	things, err := k.Get(ctx, []string{c.ID})
+	if err != nil || len(things) == 0 {
+		return errors.Join(err, fmt.Errorf("%s: there are %d", op, len(things)))
+	}
+	c.Version, c.Have = things[0].Version, things[0].Spec
+	return k.Kind.Update(ctx, c)
+}
+
+// over reports whether the call ends here.
+func (k machines) over() bool {
+	if !k.cut.CompareAndSwap(true, false) {
+		return false
+	}
+	k.died()
+	return true
+}
+
+func cutShort(op string, c providers.Call, err error) error {
+	if err != nil {
+		return err
+	}
+	return &providers.Error{Op: op, Ref: c.Ref, Class: providers.Unknown, Over: true, Err: errors.New("the connection is lost")}
+}
+
+// What a call sets last may have any value after it was cut, by the end of its process or its connection: that is nobody else's change.
+// The run goes on, or back.
+func TestCutBeforeTheLast(t *testing.T) {
+	const guard = "site/far.guard/g"
+	others := func(spec string) map[string]string {
+		m := map[string]string{"site/far.net/n": `{}`}
+		if spec != "" {
+			m[guard] = spec
+		}
+		return m
+	}
+	on := func(cut *atomic.Bool, died func()) func(o *engine.Options) {
+		return func(o *engine.Options) {
+			open := o.Open
+			o.Open = func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
+				set, err := open(ctx, site, needs)
+				if err != nil {
+					return nil, err
+				}
+				var all []*providers.Provider
+				for _, p := range set.All() {
+					for i := range p.Kinds {
+						if k := &p.Kinds[i]; k.Name == "far.guard" {
+							k.Kind = machines{k.Kind, k.Traits.Vanishes, cut, died}
+						}
+					}
+					all = append(all, p)
+				}
+				return providers.NewSet(all...)
+			}
+		}
+	}
+	const one, two = `{"labels": {"a": "1"}, "size": 3}`, `{"labels": {"a": "2"}, "size": 3}`
+	for name, c := range map[string]struct {
+		from, to string
+		vanishes bool
+	}{
+		"create": {"", one, false},
+		"update": {one, two, false},
+		"anew":   {one, two, true},
+		"delete": {one, "", false},
+	} {
+		for _, how := range []string{"goes on", "is resumed", "is rolled back"} {
+			t.Run(name+" "+how, func(t *testing.T) {
+				s := enginetest.New()
+				traits := fake.NodeTraits()
+				traits.SetLast, traits.Vanishes = []string{"size"}, c.vanishes
+				s.World.Traits = map[string]providers.Traits{"far.guard": traits}
+				s.Converge(t, s.Document(t, others(c.from)))
+				before := s.World.Dump()
+				cut := &atomic.Bool{}
+				steady := on(cut, func() {})
+				first := s.Engine(steady)
+				p, err := first.Plan(t.Context(), s.Document(t, others(c.to)), plan.Options{})
+				first.Close()
+				if err != nil {
+					t.Fatal(err)
+				}
+				cut.Store(true)
+				var end *atomic.Bool
+				e, kv, died := dying(s, 1<<30, false, on(cut, func() { end.Store(how != "goes on") }))
+				end = died
+				res, err := e.Apply(context.Background(), p, engine.ApplyOptions{Approve: p.Approval()})
+				e.Close()
+				if cut.Load() {
+					t.Fatalf("no call was cut: %v %v\n%s", res.Run.Status, err, enginetest.Text(p))
+				}
+				want := state.RunApplied
+				switch how {
+				case "is resumed":
+					kv.Lapse()
+					e := s.Engine(steady)
+					defer e.Close()
+					res, err = e.Resume(t.Context(), "", engine.ApplyOptions{})
+				case "is rolled back":
+					kv.Lapse()
+					want = state.RunReverted
+					if undoOpen(t, s, name, steady) != 1 {
+						t.Error("there was no open run")
+					}
+					if is := s.World.Dump(); is != before {
+						t.Errorf("the world was\n%s\nand is\n%s", before, is)
+					}
+					return
+				}
+				if err != nil || res.Run.Status != want {
+					t.Fatalf("the run ended %s: %s, %v, %v", res.Run.Status, res.Run.Message, res.Differences, err)
+				}
+				e = s.Engine(steady)
+				defer e.Close()
+				if left, err := e.Plan(t.Context(), s.Document(t, others(c.to)), plan.Options{}); err != nil || !left.Empty() {
+					t.Errorf("the site is not as desired: %v\n%s", err, enginetest.Text(left))
+				}
+			})
+		}
+	}
+}
