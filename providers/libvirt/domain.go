@@ -297,5 +297,14 @@ func (domains) remove(ch *change, have providers.Thing) error {
 	if m.transient { // it ended with its run
 		return nil
 	}
+	if m.running != "" { // that may have taken minutes
+		now, err := ch.found(domainObject, m.name)
+		if err != nil {
+			return err
+		}
+		if !sameValues(now.stored, m.stored) {
+			return refuse(providers.Conflict, "another client changed domain %s while it shut down", m.name)
+		}
+	}
 	return ch.do(func() error { return ch.undefine(ch.ctx, domainObject, m.name) })
 }

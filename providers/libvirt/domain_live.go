@@ -96,16 +96,16 @@ func (ch *change) carryOut(was *machine, s *spec.Domain, asked, stored bool) err
 // A follower makes a machine run as it is stored.
 type follower struct {
 	*change
-	was  *machine
-	done []step
-	off  bool // the guest was asked to shut down, or forced off, which may take effect late
+	was    *machine
+	stored string // its definition once this change has stored it; empty: it was not read since
+	done   []step
+	off    bool // the guest was asked to shut down, or forced off, which may take effect late
 }
 
 // A step is one change of what runs, and what takes it back; that may be impossible.
 type step struct {
 	what     string
 	do, undo func() error
-	idle     bool // it may have been requested before, and is no reason to fail
 }
 
 // take carries out a step.
@@ -114,34 +114,39 @@ func (f *follower) take(s step) error {
 	switch {
 	case err == nil:
 		f.done = append(f.done, s)
-	case s.idle && errors.As(err, new(*answer)):
-		return nil
 	case s.what != "":
 		return fmt.Errorf("the running machine cannot be changed: %s: %w", s.what, err)
 	}
 	return err
 }
 
+// takeBack undoes what was done, as far as libvirt accepts that. A definition that others have changed since is left to them.
 func (f *follower) takeBack(stored bool) error {
+	var failed []error
 	for _, s := range slices.Backward(f.done) {
 		if s.undo == nil {
 			continue
 		}
-		if err := f.change.do(s.undo); err != nil {
-			return fmt.Errorf("%s: %w", s.what, err)
-		}
-	}
-	if stored {
-		if err := f.change.do(func() error { return f.define(f.ctx, domainObject, f.was.stored) }); err != nil {
-			return err
+		if err := f.change.do(s.undo); errors.As(err, new(*answer)) {
+			failed = append(failed, fmt.Errorf("%s: %w", s.what, err))
+		} else if err != nil {
+			return errors.Join(append(failed, err)...)
 		}
 	}
 	now, err := f.found(domainObject, f.was.name)
-	if err != nil || f.was.running == "" || now.running != "" {
-		return err
+	if err != nil {
+		return errors.Join(append(failed, err)...)
 	}
-	was := target{object: domainObject, name: f.was.name, active: true, paused: f.was.state() == "paused", autostart: now.autostart}
-	return f.move(was, now)
+	if stored && (f.stored == "" || sameValues(now.stored, f.stored)) {
+		failed = append(failed, f.change.do(func() error { return f.define(f.ctx, domainObject, f.was.stored) }))
+	} else if stored {
+		failed = append(failed, errors.New("another client has changed its definition since"))
+	}
+	if f.was.running != "" && now.running == "" {
+		was := target{object: domainObject, name: f.was.name, active: true, paused: f.was.state() == "paused", autostart: now.autostart}
+		failed = append(failed, f.move(was, now))
+	}
+	return errors.Join(failed...)
 }
 
 // follow makes what runs follow what is stored.
@@ -150,6 +155,7 @@ func (f *follower) follow(s *spec.Domain, asked bool) error {
 	if err != nil {
 		return err
 	}
+	f.stored = m.stored
 	want, is := or(s.State, "running"), m.state()
 	restart := asked && len(m.behind) > 0
 	switch {
@@ -228,57 +234,64 @@ func (ch *change) off(name string, until time.Time) (off bool, err error) {
 // hot reports whether disks of a bus can be added and removed while a machine runs.
 func hot(bus *string) bool { return slices.Contains([]string{"virtio", "scsi"}, or(bus, "")) }
 
-// steps returns what a running machine is changed by at once: first what goes, then what changes, then what comes.
+// steps returns what a running machine is changed by at once: first what goes, then what changes, then what comes. That is what this
+// change has stored: how the machine ran differently before is for the next restart, or for who made it so.
 func (f *follower) steps(m *machine) []step {
 	var leave, come []step
 	change := f.texts(m)
-	for _, r := range m.runs.Disks {
-		if at(m.spec.Disks, r, diskTarget) == nil && hot(r.Bus) {
-			leave = append(leave, f.device(detachDevice, "remove disk "+r.Target, diskOf(m.live, r.Target), nil, at(f.was.spec.Disks, r, diskTarget) == nil))
+	was, is, runs := f.was.spec, m.spec, m.runs
+	for _, r := range gone(was.Disks, is.Disks, diskTarget) {
+		if at(runs.Disks, r, diskTarget) != nil && hot(r.Bus) {
+			leave = append(leave, f.device(detachDevice, "remove disk "+r.Target, diskOf(m.live, r.Target), nil))
 		}
 	}
-	for _, s := range m.spec.Disks {
-		if at(m.runs.Disks, s, diskTarget) == nil && hot(s.Bus) {
-			come = append(come, f.device(attachDevice, "add disk "+s.Target, diskOf(m.parsed, s.Target), nil, false))
+	for _, s := range gone(is.Disks, was.Disks, diskTarget) {
+		if at(runs.Disks, s, diskTarget) == nil && hot(s.Bus) {
+			come = append(come, f.device(attachDevice, "add disk "+s.Target, diskOf(m.parsed, s.Target), nil))
 		}
 	}
-	for _, s := range m.spec.Cdroms {
-		if r := at(m.runs.Cdroms, s, driveTarget); r != nil && mediumOf(r) != mediumOf(&s) {
+	for _, s := range is.Cdroms {
+		w, r := at(was.Cdroms, s, driveTarget), at(runs.Cdroms, s, driveTarget)
+		if w != nil && mediumOf(w) != mediumOf(&s) && r != nil && mediumOf(r) != mediumOf(&s) {
 			old, stored := diskOf(m.live, s.Target), diskOf(m.parsed, s.Target)
 			to := *old
 			to.Source, to.Driver, to.BackingStore = stored.Source, stored.Driver, nil
-			change = append(change, f.device(updateDevice, "change the medium of "+s.Target, &to, old, false))
+			change = append(change, f.device(updateDevice, "change the medium of "+s.Target, &to, old))
 		}
 	}
-	for _, r := range m.runs.Interfaces {
-		if at(m.spec.Interfaces, r, interfaceMAC) == nil {
-			leave = append(leave, f.device(detachDevice, "remove interface "+r.MAC, interfaceOf(m.live, r.MAC), nil, at(f.was.spec.Interfaces, r, interfaceMAC) == nil))
+	for _, r := range gone(was.Interfaces, is.Interfaces, interfaceMAC) {
+		if at(runs.Interfaces, r, interfaceMAC) != nil {
+			leave = append(leave, f.device(detachDevice, "remove interface "+r.MAC, interfaceOf(m.live, r.MAC), nil))
 		}
 	}
-	for _, s := range m.spec.Interfaces {
-		r, was := at(m.runs.Interfaces, s, interfaceMAC), at(f.was.spec.Interfaces, s, interfaceMAC)
-		stored := interfaceOf(m.parsed, s.MAC)
+	for _, s := range is.Interfaces {
+		w, r, stored := at(was.Interfaces, s, interfaceMAC), at(runs.Interfaces, s, interfaceMAC), interfaceOf(m.parsed, s.MAC)
 		switch {
-		case r == nil:
-			come = append(come, f.device(attachDevice, "add interface "+s.MAC, stored, nil, false))
-		case !attachedAlike(*r, s) || was != nil && !attachedAlike(*was, s):
+		case w == nil && r == nil:
+			come = append(come, f.device(attachDevice, "add interface "+s.MAC, stored, nil))
+		case w != nil && r != nil && !attachedAlike(*w, s):
 			old := interfaceOf(m.live, s.MAC)
 			to := *old
 			to.Source, to.VLan, to.VirtualPort = stored.Source, stored.VLan, stored.VirtualPort
-			change = append(change, f.device(updateDevice, "attach interface "+s.MAC+" elsewhere", &to, old, false))
+			change = append(change, f.device(updateDevice, "attach interface "+s.MAC+" elsewhere", &to, old))
 		}
 	}
-	for _, r := range m.runs.Hostdevs {
-		if at(m.spec.Hostdevs, r, hostdevAddress) == nil {
-			leave = append(leave, f.device(detachDevice, "remove PCI function "+r.Address, hostdevOf(m.live, r.Address), nil, at(f.was.spec.Hostdevs, r, hostdevAddress) == nil))
+	for _, r := range gone(was.Hostdevs, is.Hostdevs, hostdevAddress) {
+		if at(runs.Hostdevs, r, hostdevAddress) != nil {
+			leave = append(leave, f.device(detachDevice, "remove PCI function "+r.Address, hostdevOf(m.live, r.Address), nil))
 		}
 	}
-	for _, s := range m.spec.Hostdevs {
-		if at(m.runs.Hostdevs, s, hostdevAddress) == nil {
-			come = append(come, f.device(attachDevice, "add PCI function "+s.Address, hostdevOf(m.parsed, s.Address), nil, false))
+	for _, s := range gone(is.Hostdevs, was.Hostdevs, hostdevAddress) {
+		if at(runs.Hostdevs, s, hostdevAddress) == nil {
+			come = append(come, f.device(attachDevice, "add PCI function "+s.Address, hostdevOf(m.parsed, s.Address), nil))
 		}
 	}
 	return slices.Concat(leave, change, come)
+}
+
+// gone returns the elements of a list of which another one has none with the same key.
+func gone[T any](list, other []T, key func(*T) string) []T {
+	return slices.DeleteFunc(slices.Clone(list), func(e T) bool { return at(other, e, key) != nil })
 }
 
 // at returns the element of a list with the key of another one; nil when there is none.
@@ -317,7 +330,7 @@ func hostdevOf(d *libvirtxml.Domain, address string) *libvirtxml.DomainHostdev {
 }
 
 // device returns the step that changes a device; old is what an updated one was.
-func (f *follower) device(how deviceChange, what string, device, old document, idle bool) step {
+func (f *follower) device(how deviceChange, what string, device, old document) step {
 	call := func(how deviceChange, device document) func() error {
 		return func() error {
 			xml, err := device.Marshal()
@@ -327,7 +340,7 @@ func (f *follower) device(how deviceChange, what string, device, old document, i
 			return f.change.conn.change(f.ctx, f.was.name, how, xml)
 		}
 	}
-	s := step{what: what, do: call(how, device), idle: idle}
+	s := step{what: what, do: call(how, device)}
 	switch how {
 	case attachDevice:
 		s.undo = call(detachDevice, device)
@@ -339,21 +352,21 @@ func (f *follower) device(how deviceChange, what string, device, old document, i
 	return s
 }
 
-// texts returns the steps that replace the texts of a running machine.
+// texts returns the steps that replace those texts of a running machine that were changed.
 func (f *follower) texts(m *machine) []step {
 	var steps []step
-	replace := func(which annotation, what, from, to string) {
-		if from != to {
+	replace := func(which annotation, what, before, from, to string) {
+		if before != to && from != to {
 			call := func(text string) func() error {
 				return func() error { return f.annotate(f.ctx, m.name, which, text) }
 			}
 			steps = append(steps, step{what: what, do: call(to), undo: call(from)})
 		}
 	}
-	replace(titleText, "its title", m.live.Title, m.parsed.Title)
-	replace(descriptionText, "its description", m.live.Description, m.parsed.Description)
+	replace(titleText, "its title", f.was.parsed.Title, m.live.Title, m.parsed.Title)
+	replace(descriptionText, "its description", f.was.parsed.Description, m.live.Description, m.parsed.Description)
 	if noted, _, _, err := noteOf(m.live); err == nil {
-		replace(noteText, "its note", noted.element(false), m.note.element(false))
+		replace(noteText, "its note", f.was.note.element(false), noted.element(false), m.note.element(false))
 	}
 	return steps
 }

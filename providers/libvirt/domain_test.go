@@ -278,6 +278,71 @@ func TestMachineStopsLate(t *testing.T) {
 	expect(t, err, providers.Unknown, true, "Device or resource busy")
 }
 
+// TestMachineOfOthers: what others have done to a running machine only, or to what is stored while a change is under way, stays.
+func TestMachineOfOthers(t *testing.T) {
+	disk := itsSpec()["disks"].([]any)[0]
+	more := schema.Object{"hostdevs": []any{}, "disks": []any{disk, map[string]any{"target": "vdb", "bus": "virtio", "volume": "p/w"}}}
+	edited := strings.Replace(aMachine, "<title>", "<title>edited ", 1)
+	edit := func(f *fake) { f.put(domainObject, "web", edited, f.objects[domainObject]["web"].running) }
+
+	t.Run("an interface was taken out", func(t *testing.T) {
+		f := aHost()
+		from, to := strings.LastIndex(aMachine, "<interface"), strings.LastIndex(aMachine, "</interface>")+len("</interface>")
+		f.put(domainObject, "web", aMachine, aMachine[:from]+aMachine[to:])
+		made := f.calls()
+		if err := updated(t, f.open(t), "libvirt.domain", "web", schema.Object{"title": "x", "in_effect": false}); err != nil {
+			t.Fatal(err)
+		}
+		if want := []string{"define web", "title web"}; !slices.Equal(*made, want) {
+			t.Errorf("the calls are %q, want %q", *made, want)
+		}
+	})
+	t.Run("edited while it is changed", func(t *testing.T) {
+		f := aHost()
+		f.fail = func(call string) error {
+			if call == "attach disk web" {
+				edit(f)
+				return refusal("No more available PCI slots")
+			}
+			return nil
+		}
+		expect(t, updated(t, f.open(t), "libvirt.domain", "web", more), providers.Unknown, true, "another client has changed its definition since")
+		if now := f.objects[domainObject]["web"].stored; !sameValues(now, edited) {
+			t.Errorf("it is not as it was edited:\n%s", now)
+		}
+	})
+	t.Run("a device cannot be given back", func(t *testing.T) {
+		f := aHost()
+		f.fail = func(call string) error {
+			if call == "attach disk web" || call == "attach hostdev web" {
+				return refusal("the guest has not released the device")
+			}
+			return nil
+		}
+		expect(t, updated(t, f.open(t), "libvirt.domain", "web", more), providers.Unknown, true, "remove PCI function")
+		if now := f.objects[domainObject]["web"].stored; !sameValues(now, aMachine) {
+			t.Errorf("it is not stored as it was:\n%s", cmp.Diff(aMachine, now))
+		}
+	})
+	t.Run("edited while it shuts down", func(t *testing.T) {
+		f := aHost()
+		plain := strings.NewReplacer("<os:info xmlns:os=\"https://example.org/os\" name=\"debian\"/>", "", "<cputune><shares>2048</shares></cputune>", "", " cache='none'", "",
+			"<iotune><total_iops_sec>100</total_iops_sec></iotune>", "", "<disk type='file' device='floppy'><target dev='fda' bus='fdc'/></disk>", "").Replace(aMachine)
+		f.put(domainObject, "web", plain, plain)
+		f.fail = func(call string) error {
+			if call == "shut down web" || call == "stop web" {
+				edit(f)
+			}
+			return nil
+		}
+		err := served(t, f.open(t), "libvirt.domain").Kind.Delete(t.Context(), calling("libvirt.domain", "web"))
+		expect(t, err, providers.Unknown, true, "another client changed domain web while it shut down")
+		if now, ok := f.objects[domainObject]["web"]; !ok || !sameValues(now.stored, edited) {
+			t.Errorf("it is %+v", now)
+		}
+	})
+}
+
 // TestMachineOnBridge: libvirt shows an interface of a network that leads to a bridge as one of that bridge while the machine runs.
 func TestMachineOnBridge(t *testing.T) {
 	f := aHost()
