@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -34,9 +35,22 @@ var wholes = []string{
 	"domain/devices/hostdev/alias", "domain/seclabel", "domain/resource",
 }
 
-// fillsIn reports whether a value is in a place where libvirt fills in values.
+// choices are, of those places, the ones where others may have set something else than what libvirt fills in.
+var choices = map[string][]string{
+	"domain/clock/@offset": {"utc"}, "domain/on_poweroff": {"destroy"}, "domain/on_reboot": {"restart"}, "domain/on_crash": {"destroy"},
+	"domain/cpu/model":                {"qemu64", "qemu32", "kvm64", "kvm32", "cortex-a15", "cortex-a57"}, // what QEMU emulates when nothing is requested
+	"domain/devices/serial/@type":     {"pty"},
+	"domain/devices/console/@type":    {"pty"},
+	"domain/devices/hostdev/@managed": {"no"},
+	"domain/seclabel/@type":           {"dynamic"},
+}
+
+// fillsIn reports whether a value is one that libvirt fills in.
 func fillsIn(value string) bool {
-	at, _, _ := strings.Cut(value, "=")
+	at, is, _ := strings.Cut(value, "=")
+	if by, ok := choices[at]; ok && is != "" && !slices.Contains(by, is) {
+		return false
+	}
 	return slices.Contains(byLibvirt, at) || slices.ContainsFunc(wholes, func(w string) bool { return strings.HasPrefix(at, w+"/") })
 }
 
@@ -79,10 +93,16 @@ func domainContents(definition string, known images) (all, extras map[string]int
 	}
 	extras = without(all, kept)
 	maps.DeleteFunc(extras, func(at string, _ int) bool {
-		path, isFile := strings.CutPrefix(at, "domain/devices/disk/source/@file=")
-		id := known.ids[path]
+		file, isFile := strings.CutPrefix(at, "domain/devices/disk/source/@file=")
+		id := known.ids[file]
 		return fillsIn(at) || isFile && id != "" && id[0] != '/'
 	})
+	if d.OS.Loader != nil && d.OS.Firmware == "" { // libvirt keeps that it was to choose one
+		extras["domain/os/loader="+d.OS.Loader.Path]++
+	}
+	if e := d.Devices.Emulator; e != "" && !strings.HasPrefix(path.Base(e), "qemu-") {
+		extras["domain/devices/emulator="+e]++
+	}
 	strange, err := strangeOf(definition, new(libvirtxml.Domain))
 	for at, n := range strange {
 		all[at] += n
