@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"libvirt.org/go/libvirtxml"
@@ -178,6 +179,7 @@ func (seeds) create(ch *change, want schema.Object) error {
 	if err != nil {
 		return refuse(providers.Invalid, "it cannot be written as XML: %w", err)
 	}
+	before := make([]byte, cidata.Size)
 	switch have, err := ch.volumes(ch.ctx, s.Pool, []string{name}); {
 	case err != nil:
 		return err
@@ -193,8 +195,11 @@ func (seeds) create(ch *change, want schema.Object) error {
 		if v.Capacity == nil || !isSeed(v.Name, v.Capacity.Value) {
 			return refuse(providers.Exists, "there is a volume %s, which is not a seed", ch.call.ID)
 		}
+		if before, err = ch.download(ch.ctx, s.Pool, name, cidata.Size); err != nil {
+			return err
+		}
 	}
-	err = ch.fill(s.Pool, name, image, making)
+	err = ch.fill(s.Pool, name, before, image, making)
 	return ch.unfilled(err, func() error {
 		return ch.do(func() error { return ch.deleteVolume(ch.ctx, s.Pool, name) })
 	})
@@ -225,12 +230,12 @@ func (seeds) update(ch *change, have providers.Thing, want schema.Object) error 
 	case bytes.Equal(old, image):
 		return nil
 	}
-	err = ch.fill(pool, name, image, replacing)
+	err = ch.fill(pool, name, old, image, replacing)
 	return ch.unfilled(err, func() error {
 		if is != whole {
 			return errors.New("what it had before is unknown")
 		}
-		return ch.fill(pool, name, old, replacing)
+		return ch.fill(pool, name, image, old, replacing)
 	})
 }
 
@@ -247,8 +252,9 @@ func notOurs(format string, args ...any) error {
 	return &fault{class: providers.Invalid, code: "NotASeed", err: fmt.Errorf(format, args...)}
 }
 
-// fill writes an image into a volume, and marks it as being written until all of it was read back.
-func (ch *change) fill(pool, name string, image []byte, mark byte) error {
+// fill writes an image into a volume, and marks it as being written until all of it was read back. Libvirt may write a part and report
+// success; each byte is then as before or as written.
+func (ch *change) fill(pool, name string, before, image []byte, mark byte) error {
 	marked := bytes.Clone(image)
 	marked[writingAt] = mark
 	hollow := bytes.Clone(marked)
@@ -262,10 +268,25 @@ func (ch *change) fill(pool, name string, image []byte, mark byte) error {
 	switch there, err := ch.download(ch.ctx, pool, name, cidata.Size); {
 	case err != nil:
 		return err
+	case !between(there, before, hollow, marked):
+		return &fault{class: providers.Conflict, code: overwritten, err: fmt.Errorf("another client has written into volume %s/%s at the same time", pool, name)}
 	case !bytes.Equal(there, marked):
 		return refuse(providers.Conflict, "volume %s/%s has other contents than were just written to it", pool, name)
 	}
 	return ch.write(pool, name, writingAt, image[writingAt:cidata.Descriptor])
+}
+
+// overwritten is the code of a fault for which nothing is undone: the contents are those of another client.
+const overwritten = "Overwritten"
+
+// between reports whether each byte is as in one of some images; one that is shorter ends in zeros.
+func between(is []byte, images ...[]byte) bool {
+	for i, c := range is {
+		if !slices.ContainsFunc(images, func(image []byte) bool { return i < len(image) && image[i] == c || i >= len(image) && c == 0 }) {
+			return false
+		}
+	}
+	return true
 }
 
 // write writes into a volume. When libvirt refuses that, it may have written a part.
@@ -279,8 +300,9 @@ func (ch *change) write(pool, name string, offset uint64, b []byte) error {
 
 // unfilled undoes what was done when an image could not be written for a reason.
 func (ch *change) unfilled(reason error, undo func() error) error {
-	if !errors.As(reason, new(*answer)) && !errors.As(reason, new(*fault)) {
-		return reason // it is done, or libvirt has not answered
+	f := (*fault)(nil)
+	if !errors.As(reason, new(*answer)) && (!errors.As(reason, &f) || f.code == overwritten) {
+		return reason // it is done, libvirt has not answered, or it is not ours to undo
 	}
 	if err := undo(); err != nil {
 		return fmt.Errorf("%w; it was not possible to undo what was done before: %w", reason, err)

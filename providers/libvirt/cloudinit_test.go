@@ -290,3 +290,34 @@ func TestSeedVersion(t *testing.T) {
 		t.Errorf("the versions of seeds that differ in secrets alone are %v", versions)
 	}
 }
+
+// TestSeedOverwritten: what another client writes at the same time is not undone with the rest, and the error does not say that nothing
+// was done.
+func TestSeedOverwritten(t *testing.T) {
+	for _, verb := range []string{"create", "update"} {
+		f := newSeedFake()
+		p := f.open(t)
+		if verb == "update" {
+			mustDo(t, createSeed(t, p, seedSpec("i-1", "before")))
+		}
+		uploads := 0
+		f.fail = func(call string) error {
+			if strings.HasPrefix(call, "upload ") {
+				if uploads++; uploads == 2 {
+					copy(f.data[seedID], bytes.Repeat([]byte{'x'}, cidata.Size))
+				}
+			}
+			return nil
+		}
+		act := createSeed
+		if verb == "update" {
+			act = func(t *testing.T, p *providers.Provider, want schema.Object) error {
+				return updated(t, p, "libvirt.cloudinit", seedID, want)
+			}
+		}
+		expect(t, act(t, p, seedSpec("i-2", "after")), providers.Unknown, true, "another client has written into volume p/web.cidata.iso")
+		if uploads != 2 || f.data[seedID][0] != 'x' {
+			t.Errorf("%s: after %d uploads the volume begins with %q", verb, uploads, f.data[seedID][:1])
+		}
+	}
+}

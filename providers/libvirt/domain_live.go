@@ -18,6 +18,9 @@ import (
 // when it starts a machine, they are as stored.
 func describedRunning(live *libvirtxml.Domain, stored *spec.Domain, known images) *spec.Domain {
 	s := describedDomain(live, known)
+	if s.Memory == (stored.Memory+mebi-1)/mebi*mebi {
+		s.Memory = stored.Memory // it is rounded up
+	}
 	if or(stored.CPUMode, "") == "host-model" && s.CPUMode == nil {
 		s.CPUMode = stored.CPUMode // it is replaced by the model that it means
 	}

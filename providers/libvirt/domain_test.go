@@ -345,6 +345,17 @@ func TestMachineOfOthers(t *testing.T) {
 	})
 }
 
+// TestMachineOddMemory: libvirt gives a machine whole MiB.
+func TestMachineOddMemory(t *testing.T) {
+	f := aHost()
+	odd := func(kibi string) string { return strings.ReplaceAll(aMachine, "1048576", kibi) }
+	f.put(domainObject, "web", odd("1048577"), odd("1049600"))
+	things, err := served(t, f.open(t), "libvirt.domain").Kind.Get(t.Context(), []string{"web"})
+	if err != nil || things[0].Spec["in_effect"] != true || things[0].Spec["memory"] != int64(1048577<<10) {
+		t.Errorf("it is observed as %v (%v)", things, err)
+	}
+}
+
 // TestMachineOnBridge: libvirt shows an interface of a network that leads to a bridge as one of that bridge while the machine runs.
 func TestMachineOnBridge(t *testing.T) {
 	f := aHost()
