@@ -307,7 +307,7 @@ func (ch *change) unfilled(reason error, undo func() error) error {
 	if err := undo(); err != nil {
 		return fmt.Errorf("%w; it was not possible to undo what was done before: %w", reason, err)
 	}
-	ch.undone(false)
+	ch.undone()
 	if a := (*answer)(nil); errors.As(reason, &a) && a.class == providers.Unknown {
 		a.class = providers.Invalid
 	}

@@ -210,18 +210,11 @@ func (ch *change) remains(o object, name string, before []definition) bool {
 	})
 }
 
-// done reports whether a change has had an effect so far.
-func (ch *change) done() bool {
+// undone tells of a change that everything that was done of it was undone.
+func (ch *change) undone() {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
-	return ch.did
-}
-
-// undone tells of a change that what was done of it since then was undone; before is what done reported then.
-func (ch *change) undone(before bool) {
-	ch.mu.Lock()
-	defer ch.mu.Unlock()
-	ch.sent, ch.did = before, before
+	ch.sent, ch.did = false, false
 }
 
 // kept tells of a change that it has had an effect, whatever its calls have answered.

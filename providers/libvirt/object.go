@@ -117,7 +117,7 @@ func (ch *change) back(t target, before []definition, reason error, undo func() 
 		ch.kept()
 		return fmt.Errorf("%w; what was done before was undone, but %s is not as it was", reason, t.name)
 	}
-	ch.undone(false)
+	ch.undone()
 	var a *answer
 	if errors.As(reason, &a) && a.class == providers.Unknown {
 		a.class = providers.Invalid
