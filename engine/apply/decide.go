@@ -3,6 +3,7 @@ package apply
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -200,7 +201,7 @@ func (k *known) half(have *providers.Thing) bool {
 
 // vanished reports whether an update, or the one that is undone, may have been cut while the thing was not there. It is created then.
 func (k *known) vanished() bool {
-	return k.traits.Vanishes && k.unsure && (k.called || !k.finished)
+	return k.traits.Vanishes && k.unsure && (k.called || k.seen == "")
 }
 
 // later reports whether what this step made or changed lacks only fields that can be set once everything
@@ -242,12 +243,24 @@ func (k *known) ours(have *providers.Thing) bool {
 		return have.Mark == k.mark
 	}
 	switch { // only its spec can show it
+	case k.action == plan.Create && len(k.unmet(have)) == 0:
+		return k.unsure || k.called
 	case k.action == plan.Create:
-		return (k.unsure || k.called) && len(k.unmet(have)) == 0
+		missed := k.missed(have)
+		return k.unsure && len(missed) > 0 && !slices.ContainsFunc(missed, func(c diff.Change) bool { return !slices.Contains(k.traits.SetLast, c.Field()) })
 	case k.lost:
-		return have.Spec.Equal(k.made)
+		return k.early(have.Spec).Equal(k.early(k.made))
 	}
 	return k.unsure
+}
+
+// early returns what a spec has besides what a call sets last.
+func (k *known) early(spec schema.Object) schema.Object {
+	spec = maps.Clone(spec)
+	for _, f := range k.traits.SetLast {
+		delete(spec, f)
+	}
+	return spec
 }
 
 // stranger reports whether a thing no longer bears the mark that it had when the plan was made, nor ours.

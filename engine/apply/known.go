@@ -86,7 +86,10 @@ func (k *known) altered(have *providers.Thing) (paths []string) {
 	same := func(_, id string) string { return id }
 	itself := k.traits.SelfChanging
 	if !k.finished { // fields that are set later may be as the far side made them
-		itself = slices.Concat(itself, k.traits.Later, k.traits.SetLast)
+		itself = slices.Concat(itself, k.traits.Later)
+	}
+	if k.seen == "" { // and what was cut may have left anything in those that are set last
+		itself = slices.Concat(itself, k.traits.SetLast)
 	}
 	is := sealed.Assume(k.kind, diff.Assume(have.Spec, have.Unfilled, k.made), k.made)
 	for _, c := range diff.Compare(k.kind, k.made, is, nil, slices.Concat(k.ignore, itself), same) {

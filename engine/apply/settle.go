@@ -102,13 +102,16 @@ func (w *worker) outlast(ctx context.Context) error {
 // step, nothing would wait for the first. A late call is harmless when the far side will refuse it: a create of an id
 // that is taken or burned, a change under a version that has moved, a delete of an id that never comes back. It reports
 // whether time has passed.
-func (w *worker) awaitLate(ctx context.Context) (waited bool, err error) {
-	t := w.traits
+func (w *worker) awaitLate(ctx context.Context, absent bool) (waited bool, err error) {
+	t, action := w.traits, w.action
+	if absent && action == plan.Update { // what has vanished is created
+		action = plan.Create
+	}
 	harmless := !t.Eventual && map[plan.Action]bool{
 		plan.Create: t.Create == providers.Conditional && t.IDsNotReusable,
 		plan.Update: t.Update == providers.Versioned,
 		plan.Delete: t.Delete == providers.Versioned || t.ID == "" && !t.UndoDelete.Reversible(), // its undo makes the same thing again
-	}[w.action]
+	}[action]
 	if w.doubt.IsZero() || harmless {
 		return false, nil
 	}

@@ -164,7 +164,7 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		for _, c := range s.Changes {
 			w.touched = append(w.touched, c.Field())
 		}
-		if !w.finished { // a call that was cut may have left anything in these
+		if w.seen == "" { // a call that was cut may have left anything in these
 			w.touched = append(w.touched, w.traits.SetLast...)
 		}
 		w.unsure = true // what is there may be our change, whole or in part
@@ -316,7 +316,7 @@ func (w *worker) act(ctx context.Context) result {
 					return res
 				}
 			}
-			if waited, err := w.awaitLate(ctx); err != nil {
+			if waited, err := w.awaitLate(ctx, have == nil); err != nil {
 				return w.failed(err)
 			} else if waited {
 				continue

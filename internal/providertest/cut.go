@@ -74,6 +74,9 @@ func (b *bench) cut(op string, n int64, back bool) bool {
 		b.end(m)
 		return false
 	}
+	if err != nil && left.Load() >= 0 {
+		b.Fatalf("%s failed by itself: %v", op, err)
+	}
 	if class := providers.ClassOf(err); err != nil && class != providers.Unknown && class != providers.Transient {
 		b.Errorf("%s: the error is %v, of class %s", at, err, class)
 	}

@@ -302,8 +302,8 @@ func (domains) remove(ch *change, have providers.Thing) error {
 		if err != nil {
 			return err
 		}
-		if !sameValues(now.stored, m.stored) {
-			return refuse(providers.Conflict, "another client changed domain %s while it shut down", m.name)
+		if now.running != "" || !sameValues(now.stored, m.stored) {
+			return refuse(providers.Conflict, "another client changed domain %s, or started it again, while it shut down", m.name)
 		}
 	}
 	return ch.do(func() error { return ch.undefine(ch.ctx, domainObject, m.name) })

@@ -100,7 +100,7 @@ func (ch *change) carryOut(was *machine, s *spec.Domain, asked, stored bool) err
 type follower struct {
 	*change
 	was    *machine
-	stored string // its definition once this change has stored it; empty: it was not read since
+	stored string // its definition once this change has stored it
 	done   []step
 	off    bool // the guest was asked to shut down, or forced off, which may take effect late
 }
@@ -140,10 +140,10 @@ func (f *follower) takeBack(stored bool) error {
 	if err != nil {
 		return errors.Join(append(failed, err)...)
 	}
-	if stored && (f.stored == "" || sameValues(now.stored, f.stored)) {
+	if stored && sameValues(now.stored, f.stored) {
 		failed = append(failed, f.change.do(func() error { return f.define(f.ctx, domainObject, f.was.stored) }))
 	} else if stored {
-		failed = append(failed, errors.New("another client has changed its definition since"))
+		failed = append(failed, errors.New("its definition is no longer the one that was stored: another client has changed it"))
 	}
 	if f.was.running != "" && now.running == "" {
 		was := target{object: domainObject, name: f.was.name, active: true, paused: f.was.state() == "paused", autostart: now.autostart}

@@ -310,7 +310,7 @@ func TestMachineOfOthers(t *testing.T) {
 			}
 			return nil
 		}
-		expect(t, updated(t, f.open(t), "libvirt.domain", "web", more), providers.Unknown, true, "another client has changed its definition since")
+		expect(t, updated(t, f.open(t), "libvirt.domain", "web", more), providers.Unknown, true, "another client has changed it")
 		if now := f.objects[domainObject]["web"].stored; !sameValues(now, edited) {
 			t.Errorf("it is not as it was edited:\n%s", now)
 		}
@@ -338,7 +338,7 @@ func TestMachineOfOthers(t *testing.T) {
 			return nil
 		}
 		err := served(t, f.open(t), "libvirt.domain").Kind.Delete(t.Context(), calling("libvirt.domain", "web"))
-		expect(t, err, providers.Unknown, true, "another client changed domain web while it shut down")
+		expect(t, err, providers.Unknown, true, "another client changed domain web, or started it again, while it shut down")
 		if now, ok := f.objects[domainObject]["web"]; !ok || !sameValues(now.stored, edited) {
 			t.Errorf("it is %+v", now)
 		}

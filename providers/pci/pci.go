@@ -29,6 +29,7 @@ func New(node string, k sysfs.Kernel, closing func() error) *providers.Provider 
 	bound.SetLast, bound.Vanishes = []string{"driver"}, true
 	bound.UndoCreate, bound.UndoUpdate, bound.UndoDelete = providers.Restart, providers.Restart, providers.Restart
 	virtual := sysfs.Traits()
+	virtual.SetLast = []string{"drivers_autoprobe"} // is reset before the functions are removed
 	virtual.UndoCreate, virtual.UndoUpdate, virtual.UndoDelete = providers.Restart, providers.Restart, providers.Restart
 	return sysfs.Provider("pci", node, k, closing,
 		sysfs.Kind{Name: "pci.function", Traits: bound, Noun: functions{}},

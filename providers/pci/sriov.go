@@ -124,10 +124,23 @@ func (sriov) Delete(c *sysfs.Change, have providers.Thing) error {
 	if err := driven(c, have.ID); err != nil {
 		return err
 	}
-	if err := c.Write(devices+have.ID+"/sriov_numvfs", "0"); err != nil {
+	dev := devices + have.ID
+	was := c.Attribute(dev + "/sriov_drivers_autoprobe")
+	if err := autoprobe(c, dev, nil); err != nil { // first: without virtual functions it would no longer be observed
 		return err
 	}
-	return autoprobe(c, devices+have.ID, nil)
+	err = c.Write(dev+"/sriov_numvfs", "0")
+	if err == nil {
+		return nil
+	}
+	var rerr error
+	if was != "" && was != c.Attribute(dev+"/sriov_drivers_autoprobe") {
+		rerr = c.Restore(dev+"/sriov_drivers_autoprobe", was)
+	}
+	if rerr == nil {
+		c.Undone()
+	}
+	return errors.Join(err, rerr)
 }
 
 // driven fails when a function has no driver: it is the driver that creates and removes virtual functions.
