@@ -46,13 +46,18 @@ func (k halves) Update(ctx context.Context, c providers.Call) error {
 
 // inHalves makes the kind of the host one of halves.
 func inHalves(o *engine.Options, errs *[]providers.Error) {
+	around(o, gridHost.Kind, func(k providers.Served) providers.Kind { return halves{k.Kind, errs} })
+}
+
+// around replaces a kind by another one around it.
+func around(o *engine.Options, kind string, other func(k providers.Served) providers.Kind) {
 	open := o.Open
 	o.Open = func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 		set, err := open(ctx, site, needs)
 		if err == nil {
 			set.Wrap(func(_ string, k providers.Served) providers.Kind {
-				if k.Name == gridHost.Kind {
-					return halves{k.Kind, errs}
+				if k.Name == kind {
+					return other(k)
 				}
 				return k.Kind
 			})

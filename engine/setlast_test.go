@@ -13,7 +13,6 @@ import (
 	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
-	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
 
@@ -105,23 +104,7 @@ func TestCutBeforeTheLast(t *testing.T) {
 	}
 	on := func(cut *atomic.Bool, died func()) func(o *engine.Options) {
 		return func(o *engine.Options) {
-			open := o.Open
-			o.Open = func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
-				set, err := open(ctx, site, needs)
-				if err != nil {
-					return nil, err
-				}
-				var all []*providers.Provider
-				for _, p := range set.All() {
-					for i := range p.Kinds {
-						if k := &p.Kinds[i]; k.Name == "far.guard" {
-							k.Kind = machines{k.Kind, k.Traits.Vanishes, cut, died}
-						}
-					}
-					all = append(all, p)
-				}
-				return providers.NewSet(all...)
-			}
+			around(o, "far.guard", func(k providers.Served) providers.Kind { return machines{k.Kind, k.Traits.Vanishes, cut, died} })
 		}
 	}
 	const one, two = `{"labels": {"a": "1"}, "size": 3}`, `{"labels": {"a": "2"}, "size": 3}`
@@ -134,8 +117,8 @@ func TestCutBeforeTheLast(t *testing.T) {
 		"anew":   {one, two, true},
 		"delete": {one, "", false},
 	} {
-		for i, how := range []string{"goes on", "is resumed", "is rolled back", "goes on", "is resumed", "is rolled back"} {
-			marked := i < 3
+		for i := range 6 {
+			how, marked := []string{"goes on", "is resumed", "is rolled back"}[i%3], i < 3
 			t.Run(fmt.Sprintf("%s %s, marked %t", name, how, marked), func(t *testing.T) {
 				s := enginetest.New()
 				traits := fake.NodeTraits()

@@ -70,11 +70,11 @@ func (b *bench) cut(op string, n int64, back bool) bool {
 	})
 	err := b.do(b.Context(), op, c)
 	release()
-	if was := left.Load() < 0; err == nil && !was {
+	switch ended := left.Load() < 0; {
+	case err == nil && !ended:
 		b.end(m)
 		return false
-	}
-	if err != nil && left.Load() >= 0 {
+	case err != nil && !ended:
 		b.Fatalf("%s failed by itself: %v", op, err)
 	}
 	if class := providers.ClassOf(err); err != nil && class != providers.Unknown && class != providers.Transient {

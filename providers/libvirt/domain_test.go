@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -326,6 +327,25 @@ func TestMachineOfOthers(t *testing.T) {
 		expect(t, updated(t, f.open(t), "libvirt.domain", "web", more), providers.Unknown, true, "remove PCI function")
 		if now := f.objects[domainObject]["web"].stored; !sameValues(now, aMachine) {
 			t.Errorf("it is not stored as it was:\n%s", cmp.Diff(aMachine, now))
+		}
+	})
+	t.Run("started again while it shuts down", func(t *testing.T) {
+		f := aHost()
+		f.put(domainObject, "web", plain, plain)
+		stopped := false
+		f.fail = func(call string) error {
+			stopped = stopped || call == "stop web"
+			return nil
+		}
+		f.observing = func(context.Context) {
+			if stopped {
+				f.put(domainObject, "web", plain, plain)
+			}
+		}
+		err := served(t, f.open(t), "libvirt.domain").Kind.Delete(t.Context(), calling("libvirt.domain", "web"))
+		expect(t, err, providers.Unknown, true, "another client changed domain web, or started it again")
+		if now, ok := f.objects[domainObject]["web"]; !ok || now.running == "" {
+			t.Errorf("it is %+v", now)
 		}
 	})
 	t.Run("edited while it shuts down", func(t *testing.T) {

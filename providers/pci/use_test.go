@@ -1,6 +1,7 @@
 package pci_test
 
 import (
+	"path"
 	"strings"
 	"testing"
 
@@ -175,6 +176,24 @@ func TestCreatedMeanwhile(t *testing.T) {
 	}
 	if n, err := k.Read("bus/pci/devices/" + pf + "/sriov_numvfs"); err != nil || n != "3" {
 		t.Errorf("of 3 virtual functions of another client there are %s (%v)", n, err)
+	}
+}
+
+// Virtual functions whose driver goes meanwhile cannot be removed, and then nothing has changed.
+func TestRemovedByNobody(t *testing.T) {
+	const pf = "0000:02:00.0"
+	k := kerneltest.New(t, machine)
+	virtual := served(t, k, "pci.sriov")
+	must(t, virtual.Create(t.Context(), call("pci.sriov", pf, schema.Object{"num_vfs": int64(2), "drivers_autoprobe": false})))
+	driver, err := k.Readlink("bus/pci/devices/" + pf + "/driver")
+	must(t, err)
+	k.Before("sriov_numvfs", func() { must(t, k.Write("bus/pci/drivers/"+path.Base(driver)+"/unbind", pf)) })
+	err = virtual.Delete(t.Context(), call("pci.sriov", pf, nil))
+	if err == nil || providers.ClassOf(err) == providers.Unknown {
+		t.Errorf("the error is %v, of class %s", err, providers.ClassOf(err))
+	}
+	if on, err := k.Read("bus/pci/devices/" + pf + "/sriov_drivers_autoprobe"); err != nil || on != "0" {
+		t.Errorf("autoprobe is %s (%v)", on, err)
 	}
 }
 
