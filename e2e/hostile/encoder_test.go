@@ -228,9 +228,10 @@ func TestTortureHostileSwitch(t *testing.T) {
 		"ovs.port value interface.external_ids.iface-id", "ovs.port value interface.other_config.mtu", "ovs.port value interface.options.key",
 		"ovs.qos key external_ids", "ovs.qos key other_config", "ovs.qos value external_ids.slice", "ovs.qos value other_config.max-rate",
 		"ovs.queue key external_ids", "ovs.queue key other_config", "ovs.queue value external_ids.slice", "ovs.queue value other_config.min-rate",
+		"ovs.setting name", "ovs.setting value value",
 	})
 	values, rows := 0, 0
-	for _, kind := range []string{"ovs.bridge", "ovs.controller", "ovs.port", "ovs.mirror", "ovs.qos", "ovs.queue"} {
+	for _, kind := range []string{"ovs.bridge", "ovs.controller", "ovs.port", "ovs.mirror", "ovs.qos", "ovs.queue", "ovs.setting"} {
 		places := slices.DeleteFunc(far(all, "ovs"), func(p *position) bool {
 			return p.kind != kind || strings.Contains(p.where, "interfaces") // which are written like interface, and have names of their own
 		})
@@ -277,7 +278,15 @@ func fillSwitch(t *testing.T, places []*position, reached *torture.Coverage) (va
 	for _, table := range []string{vswitch.BridgeTable, vswitch.ControllerTable, vswitch.PortTable, vswitch.InterfaceTable, vswitch.MirrorTable, vswitch.QoSTable, vswitch.QueueTable} {
 		tables[table] = s.Rows(t, table)
 	}
+	settings, _ := s.Rows(t, vswitch.OpenvSwitchTable)[0]["other_config"].(ovsdb.OvsMap)
 	for _, e := range b.expect {
+		if e.kind == "ovs.setting" {
+			reached.Reach(e.String())
+			if got, ok := settings.GoMap[e.ref.Name]; !ok || e.where != "name" && got != e.texts[0] {
+				t.Errorf("%s: the database has other_config[%q] = %q, want %q", e.position, e.ref.Name, got, e.texts[0])
+			}
+			continue
+		}
 		table, column := vswitch.BridgeTable, ""
 		name := func(r ovsdb.Row) any { return r["name"] }
 		switch {

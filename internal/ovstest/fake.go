@@ -225,8 +225,14 @@ func (t transaction) Transact(ops ...ovsdb.Operation) ([]*ovsdb.OperationResult,
 	waits := 0
 	for i, op := range ops {
 		if op.Op == ovsdb.OperationWait {
-			if i != waits || op.Timeout == nil || *op.Timeout != 0 {
-				return fail(i, "not supported", "a wait after an effect, or with patience")
+			if op.Timeout == nil || *op.Timeout != 0 {
+				return fail(i, "not supported", "a wait with patience")
+			}
+			if i != waits { // the library knows what the effects before it have done
+				if len(op.Columns) != 1 || op.Columns[0] != "_uuid" {
+					return fail(i, "not supported", "a wait after an effect for anything but a row")
+				}
+				continue
 			}
 			if ok, err := t.holds(op); err != nil {
 				return fail(i, "syntax error", err.Error())

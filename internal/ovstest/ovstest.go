@@ -150,11 +150,11 @@ func (s *Switch) AddRow(t testing.TB, table string, row ovsdb.Row) string {
 	return s.Transact(t, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: table, Row: row})[0].UUID.GoUUID
 }
 
-// Clear deletes every bridge, and what the database would keep without them, and waits until they are gone.
+// Clear deletes every bridge, and what the database would keep without them, with all settings, and waits until they are gone.
 func (s *Switch) Clear(t testing.TB) {
 	t.Helper()
 	s.Transact(t, ovsdb.Operation{
-		Op: ovsdb.OperationUpdate, Table: vswitch.OpenvSwitchTable, Where: s.isRoot(), Row: ovsdb.Row{"bridges": ovsdb.OvsSet{}},
+		Op: ovsdb.OperationUpdate, Table: vswitch.OpenvSwitchTable, Where: s.isRoot(), Row: ovsdb.Row{"bridges": ovsdb.OvsSet{}, "other_config": ovsdb.OvsMap{}},
 	})
 	for _, table := range []string{vswitch.QoSTable, vswitch.QueueTable} {
 		for _, row := range s.Rows(t, table) {
@@ -196,6 +196,13 @@ func (s *Switch) Reach(t testing.TB, config int) {
 	s.Transact(t, ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: vswitch.OpenvSwitchTable, Where: s.isRoot(), Row: ovsdb.Row{"cur_cfg": config}})
 }
 
+// ChangeRoot changes the only row of Open_vSwitch like another client; the table and the row are added to the operation.
+func (s *Switch) ChangeRoot(t testing.TB, op ovsdb.Operation) {
+	t.Helper()
+	op.Table, op.Where = vswitch.OpenvSwitchTable, s.isRoot()
+	s.Transact(t, op)
+}
+
 func (s *Switch) isRoot() []ovsdb.Condition {
 	return []ovsdb.Condition{ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, ovsdb.UUID{GoUUID: s.root})}
 }
@@ -225,11 +232,11 @@ func (s *Switch) Thaw(t testing.TB) {
 // reported are the columns that ovs-vswitchd writes at times of its own, beside those that the schema calls ephemeral.
 var reported = []string{"bond_active_slave", "cfm_flap_count", "datapath_version"}
 
-// Dump returns what the database holds below the row of Open_vSwitch as text, without what changes by itself.
+// Dump returns what the database holds below the row of Open_vSwitch as text, and the settings in that row, without what changes by
+// itself.
 func (s *Switch) Dump(t testing.TB) string {
 	t.Helper()
 	tables := maps.Clone(vswitch.Parsed().Tables)
-	delete(tables, vswitch.OpenvSwitchTable)
 	var reads []ovsdb.Operation
 	for table := range tables {
 		reads = append(reads, ovsdb.Operation{Op: ovsdb.OperationSelect, Table: table})
@@ -240,6 +247,9 @@ func (s *Switch) Dump(t testing.TB) string {
 		for _, row := range result.Rows {
 			maps.DeleteFunc(row, func(name string, _ any) bool {
 				c := tables[table].Columns[name]
+				if table == vswitch.OpenvSwitchTable {
+					return name != "other_config"
+				}
 				return name != "_uuid" && (c == nil || c.Ephemeral() || slices.Contains(reported, name))
 			})
 			for name, v := range row {

@@ -44,8 +44,9 @@ type observed struct {
 // A kind adds the four verbs to a noun.
 type kind struct {
 	*db
-	name string
-	noun noun
+	name  string
+	noun  noun
+	marks bool // its things carry marks
 
 	known sync.Mutex
 	since map[string]version // of each thing, by its name
@@ -106,7 +107,7 @@ func (k *kind) Update(ctx context.Context, c providers.Call) error {
 			return err
 		case seen == nil:
 			return refuse(providers.Absent, "%s does not exist", c.ID)
-		case seen.Mark.IsZero() && c.Mark.IsZero():
+		case k.marks && seen.Mark.IsZero() && c.Mark.IsZero():
 			return refuse(providers.Denied, "%s carries no ownership mark: converge may not change it", c.ID)
 		}
 		return k.noun.update(v, tx, c.ID, c.Want, c.Mark)
@@ -122,7 +123,7 @@ func (k *kind) Delete(ctx context.Context, c providers.Call) error {
 			return err
 		case seen == nil:
 			return errDone
-		case seen.Mark.IsZero():
+		case k.marks && seen.Mark.IsZero():
 			return refuse(providers.Denied, "%s carries no ownership mark: converge may not delete it", c.ID)
 		}
 		return k.noun.remove(ctx, v, tx, c.ID)

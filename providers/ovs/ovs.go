@@ -1,4 +1,5 @@
-// Package ovs is the provider of Open vSwitch on one node, through the node's OVSDB: its bridges and what is attached to them.
+// Package ovs is the provider of Open vSwitch on one node, through the node's OVSDB: its bridges and what is attached to them, and
+// its settings.
 //
 // Each kind is a noun, in a file of its own. A noun declares the tables that it reads, reads its things from their rows
 // and says what a change of one consists of; kind.go implements the four verbs of the contract with that, the same for all.
@@ -7,7 +8,8 @@
 //
 // Every verb reads first, checks what it saw against the version token and the mark of the call, and then sends one
 // transaction. The transaction waits, with timeout 0, for each row to be as it was read, so a change by somebody else
-// in between makes all of it fail with Conflict: no change is lost, in either direction. It also increments next_cfg. A
+// in between makes all of it fail with Conflict: no change is lost, in either direction. Of the row of Open_vSwitch, which everybody
+// shares, it waits for the value of the one setting only. It also increments next_cfg. A
 // verb succeeds once ovs-vswitchd has raised cur_cfg to that number and the interface has a port number and no error;
 // it is not enough that the database has accepted the change. Likewise a thing is pending until cur_cfg has reached what next_cfg
 // was when its present version was first observed: what others request later is not waited for.
@@ -42,7 +44,8 @@
 //
 // A thing that converge made carries its mark in external_ids. Things without a mark are reported and never
 // deleted; an update takes them over by writing the mark, except for the ports of virtual machines, which libvirt
-// marks with vm-id. A bridge's local port and internal interface belong to it and are not reported as ports.
+// marks with vm-id. A bridge's local port and internal interface belong to it and are not reported as ports. A setting has no
+// place for a mark; that converge made it is only recorded.
 package ovs
 
 import (
@@ -74,6 +77,7 @@ var nouns = map[string]noun{
 	"ovs.port":       ports{},
 	"ovs.qos":        qoses{},
 	"ovs.queue":      queues{},
+	"ovs.setting":    settings{},
 }
 
 // Options say which Open vSwitch is served, and for which site.
@@ -124,8 +128,9 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 	var kinds []providers.Served
 	for _, name := range slices.Sorted(maps.Keys(nouns)) {
 		n := nouns[name]
-		k := &kind{db: d, name: name, noun: n, since: map[string]version{}}
-		s := providers.Served{Name: name, Traits: n.traits(common), Kind: k, Watch: k.watch}
+		traits := n.traits(common)
+		k := &kind{db: d, name: name, noun: n, marks: traits.Mark, since: map[string]version{}}
+		s := providers.Served{Name: name, Traits: traits, Kind: k, Watch: k.watch}
 		if _, ok := n.(asker); ok {
 			s.Watch = nil // the database does not tell of what is not in it
 		}

@@ -126,6 +126,7 @@ func TestLaws(t *testing.T) {
 		portCases,
 		qosCases,
 		queueCases,
+		settingCases,
 	)
 	schemas, err := kinds.New()
 	if err != nil {
@@ -164,11 +165,15 @@ func TestLaws(t *testing.T) {
 	})
 }
 
-// meddle adds a note to the row of a thing, like ovs-vsctl --no-wait.
+// meddle adds a note to the row of a thing, or changes it where it has no row, like ovs-vsctl --no-wait.
 func meddle(t *testing.T, s *ovstest.Switch, kind, id string) {
 	t.Helper()
 	if kind == "ovs.flow_set" {
 		ofctl(t, s, "add-flow", lawFlows.Name, "cookie="+cookieOf(t, s, id)+",table=77,actions=drop")
+		return
+	}
+	if kind == "ovs.setting" {
+		setConfig(t, s, id, "theirs")
 		return
 	}
 	table := map[string]string{

@@ -16,7 +16,8 @@ func (k *kind) watch(ctx context.Context) iter.Seq2[[]string, error] {
 	return func(yield func([]string, error) bool) {
 		changes := providers.NewChanges()
 		k.mu.Lock()
-		c, err := k.dial(ctx, func() { changes.Add() }, slices.Concat(k.noun.reads(), []reading{rootRows})...)
+		// Of a table that is named twice, the client monitors what is named last.
+		c, err := k.dial(ctx, func() { changes.Add() }, slices.Concat([]reading{rootRows}, k.noun.reads())...)
 		k.mu.Unlock()
 		if err != nil {
 			yield(nil, err)
