@@ -78,8 +78,7 @@ func (p *pool) draw(rnd *rand.Rand, kind string) (schema.Ref, map[string]any) {
 // put puts a resource into a tree.
 func put(doc map[string]any, ref schema.Ref, spec map[string]any) {
 	at := doc
-	path := strings.Split(ref.Path(), ".")
-	for _, name := range path[:len(path)-1] {
+	for _, name := range strings.Split(strings.TrimSuffix(ref.Path(), "."+ref.Name), ".") { // a PCI address has a dot
 		if at[name] == nil {
 			at[name] = map[string]any{}
 		}
