@@ -47,7 +47,8 @@ const Variable = "CONVERGE_GUEST"
 const patience = 10 * time.Minute
 
 // Run boots the machine and runs those tests of the package there whose names match the pattern, as with go test -run. Their working
-// directory contains the testdata of the package. Called in a guest, Run skips its test.
+// directory contains the testdata of the package; with the computer's file system it is that of the package. Called in a guest, Run
+// skips its test.
 func Run(t *testing.T, m Machine, tests, pkg string) {
 	t.Helper()
 	if os.Getenv(Variable) != "" {
@@ -90,13 +91,20 @@ func run(ctx context.Context, dir string, m Machine, k kernel, tests, pkg string
 	if err != nil {
 		return outcome{}, err
 	}
-	image := filepath.Join(dir, "initrd")
-	if err := writeImage(image, pkg, order.Order{
-		Modules: modules,
+	o := order.Order{
+		Modules: modules, Dir: order.Dir,
 		// The test binary gives up first, since it can say where it hangs.
 		Args: []string{"-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + (patience - time.Minute).String(), "-test.run=" + tests},
-		Env:  []string{Variable + "=" + m.Name, "HOME=/tmp", "TMPDIR=/tmp", "PATH=/bin"},
-	}); err != nil {
+		Env:  []string{Variable + "=" + m.Name, "HOME=/run", "TMPDIR=/run", "PATH=" + order.Programs + ":/usr/sbin:/usr/bin:/sbin:/bin"},
+	}
+	if m.Userland {
+		o.Userland, o.Kernel = true, k.allModules()
+		if o.Dir, err = folder(pkg); err != nil {
+			return outcome{}, err
+		}
+	}
+	image := filepath.Join(dir, "initrd")
+	if err := writeImage(image, pkg, m.Programs, o); err != nil {
 		return outcome{}, err
 	}
 	queue, err := turn(ctx)

@@ -44,6 +44,9 @@ func newest() (kernel, error) {
 
 func (k kernel) image() string { return filepath.Join(k.dir, "kernel") }
 
+// allModules is the directory of the kernel's modules.
+func (k kernel) allModules() string { return filepath.Join(k.dir, "lib", "modules") }
+
 // modules lists the files of the named modules and of what they need, in the order of loading.
 func (k kernel) modules(names ...string) ([]string, error) {
 	var files []string

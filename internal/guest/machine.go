@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+
+	"converge.dev/converge/internal/guest/order"
 )
 
 // A Machine is what a guest runs on. The zero machine has one CPU, no IOMMU, no NUMA nodes and no devices besides its chipset.
@@ -15,6 +17,10 @@ type Machine struct {
 	MemoryMiB int    // 0: 256
 	Devices   []Device
 	Modules   []string // to load besides vfio-pci and those of the devices
+	// Userland gives the guest the programs and libraries of the computer: its whole file system, of which the guest changes a copy.
+	// What is built for the guest then uses libvirt's library, too.
+	Userland bool
+	Programs []string // import paths of commands that are built and put in the guest's PATH
 }
 
 // A Device is a PCI device, or several that belong together, behind a root port of its own.
@@ -117,6 +123,9 @@ func (m Machine) modules() []string {
 			}
 		}
 	}
+	if m.Userland {
+		names = append(names, "virtio_pci", "9pnet_virtio", "9p", "overlay")
+	}
 	return append(names, m.Modules...)
 }
 
@@ -165,6 +174,10 @@ func (m Machine) command() ([]string, error) {
 		for _, o := range d.plugged() {
 			add("-device", o)
 		}
+	}
+	if m.Userland {
+		args = append(args, "-fsdev", "local,id=userland,path=/,security_model=none,readonly=on,multidevs=remap")
+		add("-device", object{"driver": "virtio-9p-pci", "bus": "pcie.0", "fsdev": "userland", "mount_tag": order.Userland})
 	}
 	return append(args, "-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"), failed
 }

@@ -4,10 +4,9 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -24,7 +23,7 @@ func main() {
 }
 
 func run() (code int, err error) {
-	for _, m := range []struct{ kind, at string }{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/tmp"}} {
+	for _, m := range []struct{ kind, at string }{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}} {
 		if err := unix.Mount(m.kind, m.at, m.kind, 0, ""); err != nil {
 			return 0, fmt.Errorf("mount %s: %w", m.at, err)
 		}
@@ -42,6 +41,11 @@ func run() (code int, err error) {
 			return 0, fmt.Errorf("load %s: %w", m, err)
 		}
 	}
+	if o.Userland {
+		if err := userland(o.Kernel); err != nil {
+			return 0, fmt.Errorf("the computer's file system: %w", err)
+		}
+	}
 	result, err := open(order.Result)
 	if err != nil {
 		return 0, err
@@ -50,16 +54,25 @@ func run() (code int, err error) {
 	if _, err := open(order.Requests); err != nil {
 		return 0, err
 	}
-	cmd := exec.Command(order.Test, o.Args...)
-	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = order.Dir, o.Env, result, result
-	err = cmd.Run()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.Exited() {
-		err = nil
-	}
+	test, err := os.StartProcess(order.Test, append([]string{order.Test}, o.Args...), &os.ProcAttr{
+		Dir: o.Dir, Env: o.Env, Files: []*os.File{nil, result, result},
+	})
 	if err != nil {
 		return 0, err
 	}
-	return cmd.ProcessState.ExitCode(), drain(result)
+	for { // what others leave behind is the first process's to wait for, too: libvirtd waits until a QEMU is gone that it has ended
+		var status unix.WaitStatus
+		switch pid, err := unix.Wait4(-1, &status, 0, nil); {
+		case err == unix.EINTR:
+		case err != nil:
+			return 0, fmt.Errorf("wait for the test: %w", err)
+		case pid != test.Pid:
+		case !status.Exited():
+			return 0, fmt.Errorf("the test ended by the signal %s", status.Signal())
+		default:
+			return status.ExitStatus(), drain(result)
+		}
+	}
 }
 
 func load(file string) error {
@@ -72,6 +85,59 @@ func load(file string) error {
 		return err
 	}
 	return nil
+}
+
+// root is where a guest with the computer's file system has its own: a layer over it, in memory.
+const root = "/whole"
+
+// userland makes the computer's file system that of the guest, with directories in memory for what belongs to a running system, and
+// the kernel's modules, of which drivers need more than a test can name.
+func userland(modules string) error {
+	const lower, layer = "/lower", "/layer"
+	for _, dir := range []string{lower, layer, root} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount(order.Userland, lower, "9p", unix.MS_RDONLY, "trans=virtio,version=9p2000.L,msize=512000,cache=loose"); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", layer, "tmpfs", 0, ""); err != nil {
+		return err
+	}
+	upper, work := filepath.Join(layer, "upper"), filepath.Join(layer, "work")
+	for _, dir := range []string{upper, work} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount("overlay", root, "overlay", 0, "lowerdir="+lower+",upperdir="+upper+",workdir="+work); err != nil {
+		return err
+	}
+	for _, m := range []struct{ what, at, options string }{
+		{"proc", "/proc", ""}, {"sysfs", "/sys", ""}, {"cgroup2", "/sys/fs/cgroup", ""},
+		{"devtmpfs", "/dev", ""}, {"devpts", "/dev/pts", "gid=5,mode=620,ptmxmode=666"}, {"tmpfs", "/dev/shm", ""}, {"hugetlbfs", "/dev/hugepages", ""},
+		{"tmpfs", "/run", ""}, {filepath.Join(root, modules), "/lib/modules", ""}, {order.Programs, order.Programs, ""},
+	} {
+		at, kind, flags := filepath.Join(root, m.at), m.what, uintptr(0)
+		if filepath.IsAbs(m.what) {
+			kind, flags = "", unix.MS_BIND
+		}
+		if err := os.MkdirAll(at, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(m.what, at, kind, flags, m.options); err != nil {
+			return fmt.Errorf("mount %s: %w", m.at, err)
+		}
+	}
+	if err := os.Chdir(root); err != nil {
+		return err
+	}
+	// To be the root for namespaces, too, such as those of libvirt's machines, it has to be a root and not only look like one.
+	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+		return err
+	}
+	return unix.Chroot(".")
 }
 
 // open opens a serial port that changes nothing of what passes through it: no echo, no carriage returns.

@@ -1,0 +1,158 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"converge.dev/converge/internal/guest"
+)
+
+// whole is the node of examples/gpu-node.
+var whole = guest.Machine{
+	Name: "whole", IOMMU: true, NUMA: 2, MemoryMiB: 2048, Userland: true,
+	Devices:  []guest.Device{guest.NVMe("disk").Node(0)},
+	Modules:  []string{"openvswitch", "tun", "bridge"},
+	Programs: []string{"converge.dev/converge/cmd/converge"},
+}
+
+// images is the directory of the pool.
+const images = "/var/lib/libvirt/images/machines"
+
+func TestNode(t *testing.T) { guest.Run(t, whole, "^TestWholeNode$", ".") }
+
+// A document makes a whole node: huge pages, a disk bound to vfio-pci, a switch with a tagged port, a network with a reservation, a
+// volume, a seed, and a running machine that owns the disk. A plan afterwards is empty, a run whose last step fails leaves nothing, and
+// destroy leaves the node as it was.
+func TestWholeNode(t *testing.T) {
+	g := guest.In(t, whole.Name)
+	n := &node{t, t.TempDir()}
+	n.boot()
+	n.write("converge.yaml", "nodes: {gpu-01: {libvirt: 'qemu:///system', ovs: 'unix:/run/openvswitch/db.sock', sysfs: /sys}}\n")
+	must(t, os.CopyFS(filepath.Join(n.dir, "doc"), os.DirFS("../../examples/gpu-node")))
+	if got, want := g.Address("disk"), "0000:41:00.0"; got != want { // as in the example
+		t.Fatalf("the disk is at %s, want %s", got, want)
+	}
+	n.sh("mkdir " + images) // which would stay
+	before := n.dump()
+
+	n.converge(0, "put", "-eval-timeout=5m", "doc") // which an emulated processor needs
+
+	// The guest's processor has no virtualization: the machine, which comes last, cannot be made as the example has it.
+	n.converge(3, "apply", "-auto-approve").says("libvirt.domain/train-1", "kvm")
+	n.same(before, "after a run that failed")
+
+	n.write("doc/here.cue", "package site\n\nnodes: [string]: libvirt: domain: [string]: {type: \"qemu\", stop_timeout: 0}\n")
+	n.converge(0, "put", "-eval-timeout=5m", "doc")
+	n.converge(0, "apply", "-auto-approve").says("10 added")
+	n.converge(0, "plan", "-detailed-exitcode")
+	n.converge(0, "drift").says("No drift")
+	for _, c := range []struct{ says, command string }{
+		{"running", "virsh domstate train-1"},
+		{"<driver name='vfio'/>", "virsh dumpxml train-1"},
+		{"52:54:00:6b:3c:01", "virsh net-dumpxml management"},
+		{"vfio-pci", "readlink /sys/bus/pci/devices/0000:41:00.0/driver"},
+		{"64", "cat /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"},
+		{"0", "cat /sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages"},
+		{"101", "ovs-vsctl get port probe tag"},
+		{"101", "ovs-vsctl --bare --columns=tag find port name!=probe tag=101"},
+	} {
+		if got := n.sh(c.command); !strings.Contains(got, c.says) {
+			t.Errorf("%s prints %q, want %q in it", c.command, got, c.says)
+		}
+	}
+
+	n.converge(0, "destroy", "-auto-approve").says("10 destroyed")
+	n.same(before, "after destroy")
+}
+
+type node struct {
+	*testing.T
+	dir string
+}
+
+// boot starts what runs on a node.
+func (n *node) boot() {
+	n.Helper()
+	must(n.T, os.MkdirAll("/run/openvswitch", 0o755))
+	must(n.T, os.MkdirAll("/etc/openvswitch", 0o755))
+	n.sh("ip link set lo up")
+	n.sh("ovsdb-tool create /run/openvswitch/conf.db /usr/share/openvswitch/vswitch.ovsschema")
+	n.sh("ovsdb-server /run/openvswitch/conf.db --remote=punix:/run/openvswitch/db.sock --pidfile --detach --no-chdir --log-file")
+	n.sh("ovs-vsctl --no-wait init")
+	n.sh("ovs-vswitchd --pidfile --detach --no-chdir --log-file")
+	n.sh("virtlogd -d && libvirtd -d && virsh version")
+}
+
+func (n *node) write(name, content string) {
+	n.Helper()
+	must(n.T, os.WriteFile(filepath.Join(n.dir, name), []byte(content), 0o600))
+}
+
+// sh runs a command of a shell and returns what it prints.
+func (n *node) sh(command string) string {
+	n.Helper()
+	cmd := exec.Command("sh", "-c", command)
+	cmd.Dir = n.dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		n.Fatalf("%s: %v\n%s", command, err, out)
+	}
+	return string(out)
+}
+
+// printed is what converge printed.
+type printed struct {
+	n    *node
+	args []string
+	text string
+}
+
+// converge runs converge, which has to exit with a status.
+func (n *node) converge(status int, args ...string) printed {
+	n.Helper()
+	cmd := exec.Command("converge", args...)
+	cmd.Dir = n.dir
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + n.dir}
+	out, _ := cmd.CombinedOutput() // the status says what the error does
+	if got := cmd.ProcessState.ExitCode(); got != status {
+		n.Fatalf("converge %s exits with %d, want %d:\n%s", strings.Join(args, " "), got, status, out)
+	}
+	n.Logf("converge %s:\n%s", strings.Join(args, " "), out)
+	return printed{n, args, string(out)}
+}
+
+func (p printed) says(texts ...string) {
+	p.n.Helper()
+	for _, text := range texts {
+		if !strings.Contains(p.text, text) {
+			p.n.Errorf("converge %s does not say %q:\n%s", strings.Join(p.args, " "), text, p.text)
+		}
+	}
+}
+
+// dump returns what the document can change on the node.
+func (n *node) dump() string {
+	n.Helper()
+	var b strings.Builder
+	b.WriteString(dump(n.T))
+	for _, command := range []string{
+		"virsh list --all --name", "virsh net-list --all --name", "virsh pool-list --all --name", "ls -A " + images, "ip -brief link",
+		"ls -A /etc/libvirt/qemu /etc/libvirt/qemu/networks",
+		"ovs-vsctl --columns=name,external_ids,other_config list bridge", "ovs-vsctl --columns=name list port", "ovs-appctl dpctl/show",
+		"ovs-vsctl --columns=other_config list open_vswitch",
+	} {
+		fmt.Fprintf(&b, "%s:\n%s", command, n.sh(command))
+	}
+	return b.String()
+}
+
+func (n *node) same(before, when string) {
+	n.Helper()
+	if after := n.dump(); after != before {
+		n.Errorf("%s the node is not as it was. Before:\n%s\nAfter:\n%s", when, before, after)
+	}
+}
