@@ -62,9 +62,35 @@ func TestWrongDocumentsPage(t *testing.T) {
 		}
 		fmt.Fprintf(&page, "\n```\n$ converge validate %s\n%s\n```\n", strings.Join(names, " "), said)
 	}
-	const path = "../docs/wrong-documents.md"
+	kept(t, "../docs/wrong-documents.md", page.String())
+}
+
+// The page of the node shows what depends on what in its document.
+func TestGPUNodePage(t *testing.T) {
+	const path = "../docs/gpu-node.md"
+	have, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, begins := strings.Cut(string(have), "```mermaid\n")
+	_, after, ends := strings.Cut(rest, "```\n")
+	if !begins || !ends {
+		t.Fatalf("%s has no graph", path)
+	}
+	cmd := exec.Command(binary, "graph", "-format=mermaid", "../examples/gpu-node")
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}
+	graph, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept(t, path, before+"```mermaid\n"+string(graph)+"```\n"+after)
+}
+
+// kept checks that a page is as the program makes it, or makes it so.
+func kept(t *testing.T, path, page string) {
+	t.Helper()
 	if *update {
-		if err := os.WriteFile(path, []byte(page.String()), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
@@ -73,7 +99,7 @@ func TestWrongDocumentsPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(string(have), page.String()); d != "" {
+	if d := cmp.Diff(string(have), page); d != "" {
 		t.Errorf("%s is not what the program says now; rewrite it with -update and read the difference (-have +want):\n%s", path, d)
 	}
 }
