@@ -201,3 +201,92 @@ func TestEveryPackageSaysWhatItIsFor(t *testing.T) {
 		}
 	}
 }
+
+// TestEveryUnracedTestRuns finds the tests that ask whether the race detector is on, which it makes skip something: make test runs
+// them without it too. It has to list them, because a whole package twice takes minutes.
+func TestEveryUnracedTestRuns(t *testing.T) {
+	makefile, err := os.ReadFile("../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := func(name string) string {
+		m := regexp.MustCompile(`(?m)^` + name + ` := (.*)$`).FindSubmatch(makefile)
+		if m == nil {
+			t.Fatalf("the Makefile has no %s", name)
+		}
+		return strings.ReplaceAll(string(m[1]), "$$", "$")
+	}
+	selected, folders := regexp.MustCompile(list("UNRACED_TESTS")), strings.Fields(list("UNRACED"))
+	found := 0
+	for _, top := range []string{"schema", "providers", "state", "engine", "internal"} {
+		if !strings.Contains(list("RACED"), "./"+top+"/...") {
+			t.Errorf("make test does not run all of %s with the race detector", top)
+		}
+		var files []string
+		err := filepath.WalkDir("../"+top, func(path string, d os.DirEntry, err error) error {
+			if d != nil && d.Name() == "norace_test.go" {
+				files = append(files, path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			folder := filepath.Dir(file)
+			for _, test := range askForRace(t, folder) {
+				found++
+				if at := "." + strings.TrimPrefix(filepath.ToSlash(folder), ".."); !slices.Contains(folders, at) || !selected.MatchString(test) {
+					t.Errorf("%s in %s does less with the race detector, and UNRACED_TESTS of the Makefile does not select it", test, at)
+				}
+			}
+		}
+	}
+	if found < 4 {
+		t.Errorf("only %d tests were found that ask for the race detector", found)
+	}
+}
+
+// askForRace returns the tests of a folder that use the constant of its norace_test.go, also in a function that they call.
+func askForRace(t *testing.T, folder string) (tests []string) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(folder, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asking := map[string]bool{}
+	var functions []*ast.FuncDecl
+	for _, path := range paths {
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				functions = append(functions, d)
+			case *ast.GenDecl:
+				if filepath.Base(path) == "norace_test.go" && d.Tok == token.CONST {
+					asking[d.Specs[0].(*ast.ValueSpec).Names[0].Name] = true
+				}
+			}
+		}
+	}
+	for again := true; again; {
+		again = false
+		for _, f := range functions {
+			ast.Inspect(f.Body, func(n ast.Node) bool {
+				if id, ok := n.(*ast.Ident); ok && asking[id.Name] && !asking[f.Name.Name] {
+					asking[f.Name.Name], again = true, true
+				}
+				return true
+			})
+		}
+	}
+	for _, f := range functions {
+		if asking[f.Name.Name] && strings.HasPrefix(f.Name.Name, "Test") {
+			tests = append(tests, f.Name.Name)
+		}
+	}
+	return tests
+}

@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		flag.Parse()
-		torture.Together(3) // they wait for leases to expire and for calls that may come late
+		torture.Together(8) // they wait for leases to expire and for calls that may come late
 		return m.Run()
 	}())
 }
