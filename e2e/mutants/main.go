@@ -14,8 +14,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -230,7 +232,7 @@ func twoAtATime(jobs []func()) {
 type build struct {
 	mutants  []*mutant
 	files    map[string][]byte // what differs from the tree, or is not in it
-	binaries string            // a folder: a test binary per package
+	binaries map[string]string // the test binary of each package
 }
 
 // make builds the tests of the mutants into dir.
@@ -254,19 +256,28 @@ func (b *build) make(dir string) error {
 	if err := write(filepath.Join(dir, "overlay.json"), list); err != nil {
 		return err
 	}
-	b.binaries = dir
-	for p := range b.tests() {
-		c := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", filepath.Join(dir, "overlay.json"), "-o", b.binary(p), p)
-		if out, err := c.CombinedOutput(); err != nil {
-			return fmt.Errorf("build the tests of %s with %d bugs, of which %s is the first: %w\n%s", p, len(b.mutants), b.mutants[0].name, err, out)
+	b.binaries = map[string]string{}
+	// One command builds many, side by side, and everything that they share once. It names a binary by the last element of the path
+	// of its package, so what is called the same is left to the next command.
+	packages := slices.Sorted(maps.Keys(b.tests()))
+	for n := 0; len(packages) > 0; n++ {
+		folder := filepath.Join(dir, fmt.Sprint(n)) + "/"
+		var these, rest []string
+		for _, p := range packages {
+			binary := folder + path.Base(p) + ".test"
+			if slices.Contains(slices.Collect(maps.Values(b.binaries)), binary) {
+				rest = append(rest, p)
+				continue
+			}
+			b.binaries[p], these = binary, append(these, p)
 		}
+		c := exec.Command("go", append([]string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", filepath.Join(dir, "overlay.json"), "-o", folder}, these...)...)
+		if out, err := c.CombinedOutput(); err != nil {
+			return fmt.Errorf("build the tests of %s with %d bugs, of which %s is the first: %w\n%s", strings.Join(these, " "), len(b.mutants), b.mutants[0].name, err, out)
+		}
+		packages = rest
 	}
 	return nil
-}
-
-// binary returns the path of the test binary of a package.
-func (b *build) binary(pkg string) string {
-	return filepath.Join(b.binaries, strings.ReplaceAll(pkg[2:], "/", "_")+".test")
 }
 
 var failed = regexp.MustCompile(`--- FAIL: [A-Za-z0-9_/#-]+|panic: .*`)
@@ -301,7 +312,7 @@ func (b *build) run(m *mutant) string {
 
 // test runs tests of a package with a bug.
 func (b *build) test(pkg, bug, timeout string, flags ...string) ([]byte, error) {
-	c := exec.Command(b.binary(pkg), append([]string{"-test.failfast", "-test.paniconexit0", "-test.timeout=" + timeout}, flags...)...)
+	c := exec.Command(b.binaries[pkg], append([]string{"-test.failfast", "-test.paniconexit0", "-test.timeout=" + timeout}, flags...)...)
 	c.Dir = pkg
 	c.Env = append(os.Environ(), variable+"="+bug)
 	return c.CombinedOutput()
