@@ -251,7 +251,7 @@ func fillSwitch(t *testing.T, places []*position, reached *torture.Coverage) (va
 	}
 	b := &batch{doc: map[string]any{}, count: map[string]int{}}
 	for i, p := range places {
-		some := accepted(t, p, func(j int) bool { return (i+j)%torture.Scale(7, 1, 1) == 0 })
+		some := accepted(t, p, func(j int) bool { return (i+j)%torture.Scale(7, 2, 1) == 0 })
 		values += len(some)
 		b.fill(t, p, some, func(kind string, i int, spec map[string]any) string {
 			if kind == "ovs.controller" { // a bridge has a target once

@@ -205,7 +205,7 @@ func (s *shared) Write(b []byte) (int, error) {
 // watch returns the largest resident size in KiB that a process or one of its children had, as the kernel recorded it. What
 // the kernel reports for an ended process includes its parent, so it is read while it runs.
 func watch(pid int, over <-chan struct{}) (peak int64) {
-	tick := time.NewTicker(2 * time.Millisecond)
+	tick := time.NewTicker(10 * time.Millisecond) // the mark never falls, and what is too much takes longer
 	defer tick.Stop()
 	for {
 		peak = max(peak, highWater(pid))
