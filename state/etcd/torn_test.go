@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -505,34 +506,43 @@ func TestTortureTornFiles(t *testing.T) {
 	outcomes := torture.Cover(t, "outcomes", []string{recovered, refused})
 	count := map[string]int{}
 	begin, cases := time.Now(), 0
-	for kill := range torture.Scale(1, 8, 200) {
-		rng := rand.New(rand.NewPCG(2, uint64(kill)))
-		dir := t.TempDir()
-		// Sometimes few commits, all in the log; sometimes more than etcd keeps there before it takes a snapshot.
-		closed := kill%2 == 1
-		acknowledged := killed(t, dir, []int{60, 300, 2500}[kill%3]+rng.IntN(200), closed)
-		flushed := newest(t, dir)
-		if closed && flushed < acknowledged {
-			t.Fatalf("closed in order after %d commits, of which %d are in the data file", acknowledged, flushed)
+	var mu sync.Mutex
+	t.Run("stores", func(t *testing.T) { // returns when all of them have ended
+		for kill := range torture.Scale(1, 6, 200) { // six have each number of commits, killed and closed
+			t.Run(fmt.Sprint(kill), func(t *testing.T) {
+				t.Parallel() // most of it waits for a disk and for other processes
+				rng := rand.New(rand.NewPCG(2, uint64(kill)))
+				dir := t.TempDir()
+				// Sometimes few commits, all in the log; sometimes more than etcd keeps there before it takes a snapshot.
+				closed := kill%2 == 1
+				acknowledged := killed(t, dir, []int{60, 300, 2500}[kill%3]+rng.IntN(200), closed)
+				flushed := newest(t, dir)
+				if closed && flushed < acknowledged {
+					t.Fatalf("closed in order after %d commits, of which %d are in the data file", acknowledged, flushed)
+				}
+				for _, s := range spoilings {
+					copied := filepath.Join(t.TempDir(), "store")
+					copyStore(t, dir, copied)
+					s.do(t, rng, copied, acknowledged)
+					o := reopen(t, copied, acknowledged, flushed)
+					damaged.Reach(s.name)
+					if slices.Contains([]string{recovered, refused}, o.outcome) {
+						outcomes.Reach(o.outcome)
+					}
+					mu.Lock()
+					cases++
+					count[s.name+": "+o.outcome]++
+					mu.Unlock()
+					if !slices.Contains(s.good, o.outcome) && !(o.outcome == unknowable && flushed == 0) { // there is only the log
+						t.Errorf("store %d of %d commits, %s: it %s:\n%s", kill, acknowledged, s.name, o.outcome, o.text)
+					}
+					if err := os.RemoveAll(copied); err != nil {
+						t.Error(err)
+					}
+				}
+			})
 		}
-		for _, s := range spoilings {
-			copied := filepath.Join(t.TempDir(), "store")
-			copyStore(t, dir, copied)
-			s.do(t, rng, copied, acknowledged)
-			o := reopen(t, copied, acknowledged, flushed)
-			damaged.Reach(s.name)
-			if cases++; slices.Contains([]string{recovered, refused}, o.outcome) {
-				outcomes.Reach(o.outcome)
-			}
-			count[s.name+": "+o.outcome]++
-			if !slices.Contains(s.good, o.outcome) && !(o.outcome == unknowable && flushed == 0) { // there is only the log
-				t.Errorf("store %d of %d commits, %s: it %s:\n%s", kill, acknowledged, s.name, o.outcome, o.text)
-			}
-			if err := os.RemoveAll(copied); err != nil {
-				t.Error(err)
-			}
-		}
-	}
+	})
 	torture.Report(t, "L", "%d damaged stores in %s: %v", cases, time.Since(begin).Round(time.Second), count)
 }
 
