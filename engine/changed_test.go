@@ -107,7 +107,7 @@ func decision(tb interface{ Fatal(...any) }, p *plan.Plan) string {
 // TestTorturePlanOfTheChanged: where everything is as it was left, a plan of the changed is the plan of the whole site, and has
 // the same effect.
 func TestTorturePlanOfTheChanged(t *testing.T) {
-	torture.Worlds(t, 200, 2000, 50000)
+	torture.Worlds(t, 200, 1000, 50000)
 	fewer, refused := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		tb := fataler{TB: nil, t: t}

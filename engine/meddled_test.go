@@ -114,7 +114,7 @@ func (m *meddler) things(at schema.Place) []providers.Thing {
 // nor removed, and no run that stated it claims to be applied. Unstated fields of a thing that may just have been created can be
 // the far side's doing as well.
 func TestTortureAnyWorldMeddledWith(t *testing.T) {
-	torture.Worlds(t, 100, 1000, 100000)
+	torture.Worlds(t, 100, 500, 100000)
 	ends, deaths := map[state.RunStatus]int{}, 0
 	rapid.Check(t, func(t *rapid.T) {
 		s := enginetest.New()

@@ -216,7 +216,7 @@ func budgetHolds(t *rapid.T, s *enginetest.Site, d *schema.Document, p *plan.Pla
 // that it did neither; and once nothing goes wrong any more, the site converges and the second plan is empty. No run
 // destroys more than it may, and nodes take their turns.
 func TestTortureAnyWorldConverges(t *testing.T) {
-	torture.Worlds(t, 100, 1000, 100000)
+	torture.Worlds(t, 100, 500, 100000)
 	ends := map[state.RunStatus]int{}
 	tried, turns, overBudget := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {

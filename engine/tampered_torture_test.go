@@ -150,7 +150,7 @@ func namesIn(said []byte) func(yield func(int) bool) {
 // not come back only with the approval of that very plan, and applied only when each of its steps is done.
 func TestTortureTamperedPlans(t *testing.T) {
 	const shards = 4
-	tries := torture.Scale(600, 10_000, 50_000)
+	tries := torture.Scale(600, 5_000, 50_000)
 	names := slices.Sorted(maps.Keys(manglings))
 	kinds := torture.Cover(t, "ways to change a plan", names)
 	ends := torture.Cover(t, "ends of changed plans", []string{"foreign", "unreadable", "refused", "carried out"})

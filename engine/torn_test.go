@@ -235,7 +235,7 @@ func (h harm) names(err error) bool {
 // does what it would have done without the damage, or names the damaged key and leaves the world alone; and once the value is
 // repaired, it does. Nothing is created twice.
 func TestTortureTornState(t *testing.T) {
-	traces, toStep := torture.Scale(6, 50, 2000), torture.Scale(1, 8, 330)
+	traces, toStep := torture.Scale(6, 30, 2000), torture.Scale(1, 5, 330)
 	var kinds []string
 	for kind := range verdicts {
 		kinds = append(kinds, kind)

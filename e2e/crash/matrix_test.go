@@ -45,7 +45,7 @@ type matrix struct {
 func TestTortureKilled(t *testing.T) {
 	t.Parallel()
 	m := &matrix{t: t, points: failpoint.Points, left: map[string]int{}, second: map[string]int{}, ends: map[int]int{}}
-	each := torture.Scale(1, 20, 330)
+	each := torture.Scale(1, 10, 330)
 	switch {
 	case *onlyPlan >= 0:
 		each = 1

@@ -419,7 +419,7 @@ func told(t *rapid.T, p *plan.Plan) string {
 
 // TestTorturePlanner: whatever changes, a planner that continues makes the plan that would be made from everything.
 func TestTorturePlanner(t *testing.T) {
-	torture.Worlds(t, 200, 2000, 100000)
+	torture.Worlds(t, 200, 1000, 100000)
 	checked, quiet := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		m := newModel(t)

@@ -49,7 +49,7 @@ func TestTortureSimulation(t *testing.T) {
 		}
 		return
 	}
-	n := torture.Scale(100, 5000, 200000)
+	n := torture.Scale(100, 2500, 200000)
 	var cover *torture.Coverage // a sample covers only a part
 	must := whatIsReached()
 	if torture.Full() {

@@ -228,7 +228,7 @@ func TestTortureSignedInbox(t *testing.T) {
 	}
 	tried, form := torture.Cover(t, "mutation", names), torture.Cover(t, "form", forms)
 	ends := torture.Cover(t, "end", []string{"taken signed", "taken unsigned", "refused", "not valid"})
-	n := torture.Scale(500, 10_000, 100_000)
+	n := torture.Scale(500, 5_000, 100_000)
 	var s *session
 	var said *bytes.Buffer
 	for i := range n {
