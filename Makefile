@@ -33,15 +33,17 @@ deps: ## install the daemons and the kernel that the tests start (Debian package
 
 # What is concurrent is tested with the race detector, and once: only schema and Carbide have tests that mean nothing with it, or less,
 # and these run without it (a test of e2e knows when one is missing here). What takes longest is listed first, and the
-# rest runs beside it: three packages at a time where the longest wait for a machine in QEMU and for leases.
+# rest runs beside it: three packages and these few tests at a time where the longest wait for a machine in QEMU and for leases.
 RACED := ./engine ./engine/... ./schema/... ./providers/... ./state/... ./internal/...
 UNRACED := ./schema/kinds ./schema/load ./providers/carbide
 UNRACED_TESTS := ^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestCallsToList|TestLawsOlderServer)$$
 
 .PHONY: test
 test: deps ## all tests, against real daemons too (15 min)
-	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -p 3 -timeout 20m $(TESTFLAGS) ./e2e/node ./e2e $$(go list ./... | grep -vxF "$$(go list $(RACED))")
-	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -timeout 20m $(TESTFLAGS) -run '$(UNRACED_TESTS)' $(UNRACED)
+	export CONVERGE_REAL=1; \
+	go test $(TAGS) -vet=off -count=1 -p 1 -timeout 20m $(TESTFLAGS) -run '$(UNRACED_TESTS)' $(UNRACED) & \
+	go test $(TAGS) -vet=off -count=1 -p 3 -timeout 20m $(TESTFLAGS) ./e2e/node ./e2e $$(go list ./... | grep -vxF "$$(go list $(RACED))"); \
+	status=$$?; wait $$! && exit $$status
 	cd e2e/outside && go test -vet=off -count=1 ./...
 	CGO_ENABLED=0 go test -vet=off -count=1 ./providers/libvirt
 	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -race -timeout 20m $(TESTFLAGS) $(RACED)
