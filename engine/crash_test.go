@@ -242,12 +242,30 @@ func TestInterrupt(t *testing.T) {
 	if !errors.Is(err, engine.ErrInterrupted) || res.Run.Status != state.RunOpen {
 		t.Fatalf("got %v, %s", err, res.Run.Status)
 	}
-	if n := creates.Load(); n > 2 { // the interrupt is seen when the step in progress reports, at the latest
+	if n := creates.Load(); n != 1 {
 		t.Fatalf("%d steps were started", n)
 	}
 	var held *engine.HeldError
 	if _, err := s.Apply(s.Plan(t, d, plan.Options{}), engine.ApplyOptions{}); !errors.As(err, &held) || held.Open != res.Run.ID {
 		t.Fatalf("another apply is not kept back by the open run: %v", err)
+	}
+	if got := settleRun(t, s, "interrupted"); got != state.RunApplied {
+		t.Fatalf("ended %q", got)
+	}
+}
+
+// No step begins after an interrupt, also when that was requested before the first.
+func TestInterruptBeforeTheFirstStep(t *testing.T) {
+	s := enginetest.New()
+	d := s.Document(t, base)
+	interrupt := make(chan struct{})
+	close(interrupt)
+	res, err := s.Apply(s.Plan(t, d, plan.Options{}), engine.ApplyOptions{Interrupt: interrupt})
+	if !errors.Is(err, engine.ErrInterrupted) {
+		t.Fatalf("got %v, %v", res, err)
+	}
+	if got := s.World.Dump(); strings.Contains(got, "br0") {
+		t.Fatalf("a step was started:\n%s", got)
 	}
 	if got := settleRun(t, s, "interrupted"); got != state.RunApplied {
 		t.Fatalf("ended %q", got)

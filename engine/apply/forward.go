@@ -63,10 +63,21 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 	goOn := undo || r.OnFailure == Continue
 	stopped, interrupted := failed != nil && !goOn, false
 	interrupt, cancelled := r.Interrupt, ctx.Done()
+	interrupts := func() { interrupt, cancelled, stopped, interrupted = nil, nil, true, true }
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
 	stop, told := make(chan struct{}), false
 	for {
+		select { // before any step begins, whatever else has happened meanwhile
+		case <-interrupt:
+			interrupts()
+		case <-cancelled:
+			interrupts()
+		default:
+		}
+		if interrupted {
+			r.stop(ctx)
+		}
 		if stopped && !told {
 			close(stop)
 			told = true
@@ -133,12 +144,9 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 				r.describe("applying")
 			}
 		case <-interrupt:
-			interrupt, cancelled, stopped, interrupted = nil, nil, true, true
+			interrupts()
 		case <-cancelled:
-			interrupt, cancelled, stopped, interrupted = nil, nil, true, true
-		}
-		if interrupted {
-			r.stop(ctx)
+			interrupts()
 		}
 	}
 	r.leaveWaiting(undo)
