@@ -46,6 +46,13 @@ func TestNodesWithOpenVSwitch(t *testing.T) {
 	}
 	second.Vsctl(t, "br-exists", "br-slice")
 
+	// What is there comes back as a valid document, whoever made it.
+	first.Vsctl(t, "add-port", "br-theirs", "theirs-0", "--", "set", "interface", "theirs-0", "type=internal")
+	s.run(0, "import", "-discover", "-out=found")
+	s.run(0, "validate", "found")
+	s.run(2, "plan", "-detailed-exitcode", "found").says("gpu-01/ovs.bridge/br-theirs", "gpu-01/ovs.port/theirs-0", "0 to add, ", " 0 to destroy")
+	first.Vsctl(t, "del-port", "theirs-0")
+
 	// The state of a node that is away is unknown, and nothing is decided about it.
 	s.write("away.yaml", strings.ReplaceAll(s.read("converge.yaml"), second.Endpoint, "unix:nobody.sock"))
 	s.run(8, "plan", "-config=away.yaml", "doc").says("gpu-02/ovs.bridge", "nobody.sock")

@@ -96,7 +96,7 @@ func checkBond(_ *Site, r *Resource, p *reporter) {
 		return
 	}
 	for _, name := range []string{"bond_mode", "bond_updelay", "bond_downdelay"} {
-		if r.Spec[name] != nil {
+		if textOf(r.Spec, name) != "" || intOf(r.Spec, name) != 0 { // 0 is what OVS has for every port
 			p.report(r, []string{name}, "OVS ignores this setting of a port that is not a bond. Remove it, or declare interfaces.")
 		}
 	}

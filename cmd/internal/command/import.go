@@ -96,11 +96,14 @@ site gets a new id, and a policy in a comment.`,
 		if err != nil {
 			return err
 		}
-		if err := a.writeFinds(of.Head, finds, out); err != nil {
+		written := asWritten(finds)
+		if err := a.writeFinds(of.Head, written, out); err != nil {
 			return err
 		}
+		// What somebody made by hand may break a rule: better said now than by the next plan.
+		_, wrong := load.Document(ctx, sch, load.Options{}, load.Source{Name: "found.json", Data: load.WriteJSON(of.Head, written)})
 		unknown := found.Unknown()
-		a.say(view.LeftoversText(left, unknown))
+		a.say(view.LeftoversText(left, unknown, wrong))
 		if len(unknown) > 0 {
 			return outcome(exitUnknown)
 		}
@@ -188,8 +191,8 @@ func (s *session) offers() ([]providers.Need, error) {
 	return needs, nil
 }
 
-// writeFinds prints the document, or writes a file for each kind.
-func (a *app) writeFinds(head load.Head, finds []survey.Discovered, dir string) error {
+// asWritten returns what was found with the comments that a document has on it.
+func asWritten(finds []survey.Discovered) []load.Written {
 	written := make([]load.Written, len(finds))
 	for i, f := range finds {
 		written[i] = load.Written{Resource: f.Resource, Depends: f.Depends, Aside: f.Seen}
@@ -211,6 +214,11 @@ func (a *app) writeFinds(head load.Head, finds []survey.Discovered, dir string) 
 		}
 		written[i].Comment = strings.Join(lines, "\n")
 	}
+	return written
+}
+
+// writeFinds prints the document, or writes a file for each kind.
+func (a *app) writeFinds(head load.Head, written []load.Written, dir string) error {
 	switch {
 	case a.flags.json && dir == "":
 		a.print(string(load.WriteJSON(head, written)) + "\n")
@@ -252,7 +260,7 @@ func (a *app) writeFinds(head load.Head, finds []survey.Discovered, dir string) 
 			return err
 		}
 	}
-	a.say(fmt.Sprintf("Wrote %s to %s\n", view.Count(len(finds), "resource"), strings.Join(paths, ", ")))
+	a.say(fmt.Sprintf("Wrote %s to %s\n", view.Count(len(written), "resource"), strings.Join(paths, ", ")))
 	return nil
 }
 

@@ -94,7 +94,7 @@ func (s *session) rebuild(ctx context.Context, of owner, lock *state.Lock) error
 	done.Unknown = nonNil(unknown)
 	err = s.did(dry, done, done.Text())
 	if !s.flags.json {
-		s.say(view.LeftoversText(nil, unknown))
+		s.say(view.LeftoversText(nil, unknown, nil))
 	}
 	if err == nil && len(unknown) > 0 {
 		return outcome(exitUnknown)

@@ -12,10 +12,12 @@ import (
 	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/load"
 )
 
-// LeftoversText returns what an import could not write as a document, by kind and reason, and what it could not observe.
-func LeftoversText(left []survey.Leftover, unknown []plan.Unknown) string {
+// LeftoversText returns what an import could not write as a document, by kind and reason, what it could not observe, and what is wrong
+// with the document that it has written.
+func LeftoversText(left []survey.Leftover, unknown []plan.Unknown, wrong load.Diagnostics) string {
 	t := planText{}
 	type group struct{ at, why string }
 	counts := map[group]int{}
@@ -31,6 +33,14 @@ func LeftoversText(left []survey.Leftover, unknown []plan.Unknown) string {
 		}
 	}
 	t.places("Unknown, so not included here:", unknown)
+	if wrong.HasErrors() {
+		t.head("The written document is not valid yet. Correct these first:")
+		for _, d := range wrong {
+			if d.Severity == load.Error {
+				t.line("     %s  %s", clean(d.Path), clean(d.Detail))
+			}
+		}
+	}
 	return t.b.String()
 }
 
