@@ -66,8 +66,8 @@ func TestWrongDocumentsPage(t *testing.T) {
 }
 
 // The page of the node shows what depends on what in its document.
-func TestGPUNodePage(t *testing.T) {
-	const path = "../docs/gpu-node.md"
+func TestVMNodePage(t *testing.T) {
+	const path = "../docs/vm-node.md"
 	have, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestGPUNodePage(t *testing.T) {
 	if !begins || !ends {
 		t.Fatalf("%s has no graph", path)
 	}
-	cmd := exec.Command(binary, "graph", "-format=mermaid", "../examples/gpu-node")
+	cmd := exec.Command(binary, "graph", "-format=mermaid", "../examples/vm-node")
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}
 	graph, err := cmd.Output()
 	if err != nil {

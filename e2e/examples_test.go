@@ -36,8 +36,13 @@ func TestExamples(t *testing.T) {
 			var doc struct{ Nodes map[string]any }
 			s.must(json.Unmarshal([]byte(s.run(0, "get").stdout.String()), &doc))
 			switch {
-			case e.Name() == "gpu-node": // e2e/node has it on a kernel, libvirt and switch
+			case e.Name() == "vm-node": // e2e/node has it on a kernel, libvirt and switch
 				s.write("converge.yaml", "fake: {world: world.json}\n")
+				s.write("images.cue", `apiVersion: "converge.dev/v1"
+site: {name: "images", id: "7c0e5f38-52f4-4d5b-8f8c-1f7f0c9b6a11"}
+nodes: "gpu-01": libvirt: {pool: images: path: "/srv/images", volume: debian13: {pool: "images", capacity: 1073741824}}
+`)
+				s.run(0, "apply", "-data-dir=others", "-auto-approve", "images.cue")
 			case len(doc.Nodes) > 0:
 				config := s.read("converge.yaml") + "nodes:\n"
 				for node := range doc.Nodes {
@@ -47,11 +52,15 @@ func TestExamples(t *testing.T) {
 				s.userspace("doc")
 			}
 			s.informed(2, "plan", "-detailed-exitcode", "doc").says(" to add, ")
-			if e.Name() == "gpu-site" {
+			switch e.Name() {
+			case "gpu-site":
 				s.established("doc")
 				s.informed(0, "plan", "-detailed-exitcode", "doc")
 				s.informed(0, "drift").says("No drift") // nor does the far side by itself change what the document leaves out
-			} else {
+			case "vm-node":
+				s.informed(0, "apply", "-auto-approve", "doc").says("Apply complete!")
+				s.informed(0, "plan", "-detailed-exitcode", "doc")
+			default:
 				s.run(0, "apply", "-auto-approve", "doc").says("Apply complete!")
 				s.settled("doc")
 			}

@@ -18,6 +18,7 @@ import (
 var exampleSecrets = []string{
 	"BMC_PASSWORD=factory", "NVOS_PASSWORD=nvos", "IMAGE_TOKEN=token",
 	"REGISTRY=registry.fra1.example", "REGISTRY_USER=puller", "REGISTRY_PASSWORD=pull",
+	"VM_1_USER_DATA=#cloud-config",
 	// The same, under the names that an import invents when nothing is recorded.
 	"GLOBEX_SIM_AUTH_TOKEN=token", "RACK_09_1_BMC_PASSWORD=factory", "RACK_09_2_BMC_PASSWORD=factory",
 	"RACK_09_NVSWITCH_BMC_PASSWORD=factory", "RACK_09_NVSWITCH_NVOS_PASSWORD=nvos", "RACK_09_POWER_BMC_PASSWORD=factory",

@@ -179,3 +179,34 @@ func TestCutBeforeTheLast(t *testing.T) {
 		}
 	}
 }
+
+// What another client made in the meantime is its own, also where nothing carries marks and it is exactly what was to be made: the
+// answer that it exists says that the call made nothing.
+func TestMadeByOthersMeanwhile(t *testing.T) {
+	const guard = "site/far.guard/g"
+	for _, marked := range []bool{true, false} {
+		t.Run(fmt.Sprintf("marked %t", marked), func(t *testing.T) {
+			s := enginetest.New()
+			traits := fake.NodeTraits()
+			traits.Mark = marked
+			s.World.Traits = map[string]providers.Traits{"far.guard": traits}
+			s.Converge(t, s.Document(t, map[string]string{"site/far.net/n": `{}`}))
+			p := s.Plan(t, s.Document(t, map[string]string{"site/far.net/n": `{}`, guard: `{"size": 3}`}), plan.Options{})
+			var once atomic.Bool
+			s.World.Hook = func(op string, at fake.Moment, c providers.Call) {
+				if op == "create" && at == fake.Before && once.CompareAndSwap(false, true) {
+					if err := s.World.Put("site", "far.guard", providers.Thing{ID: c.ID, Name: c.ID, Spec: c.Want}); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			res, err := s.Apply(p, engine.ApplyOptions{})
+			if err != nil || res.Run.Status != state.RunReverted {
+				t.Fatalf("the run ended %s: %s, %v", res.Run.Status, res.Run.Message, err)
+			}
+			if thingOf(t, s, "site", "far.guard", "g").Spec["size"] != int64(3) {
+				t.Error("what the other client made is gone")
+			}
+		})
+	}
+}

@@ -12,7 +12,7 @@ import (
 	"converge.dev/converge/internal/guest"
 )
 
-// whole is the node of examples/gpu-node.
+// whole is the node of examples/vm-node.
 var whole = guest.Machine{
 	Name: "whole", IOMMU: true, NUMA: 2, MemoryMiB: 2048, Userland: true,
 	Devices:  []guest.Device{guest.NVMe("disk").Node(0)},
@@ -27,43 +27,49 @@ func TestNode(t *testing.T) { guest.Run(t, whole, "^TestWholeNode$", ".") }
 
 // A document makes a whole node: huge pages, a disk bound to vfio-pci, a switch with a tagged port, a network with a reservation, a
 // volume, a seed, and a running machine that owns the disk. A plan afterwards is empty, a run whose last step fails leaves nothing, and
-// destroy leaves the node as it was.
+// destroy leaves the node as it was. What others have there stays the same byte for byte.
 func TestWholeNode(t *testing.T) {
 	g := guest.In(t, whole.Name)
 	n := &node{t, t.TempDir()}
 	n.boot()
-	n.write("converge.yaml", "nodes: {gpu-01: {libvirt: 'qemu:///system', ovs: 'unix:/run/openvswitch/db.sock', sysfs: /sys}}\n")
-	must(t, os.CopyFS(filepath.Join(n.dir, "doc"), os.DirFS("../../examples/gpu-node")))
+	n.write("converge.yaml", "nodes: {gpu-01: {libvirt: 'qemu:///system', ovs: 'unix:/run/openvswitch/db.sock', sysfs: /sys}}\nsecrets: {env: [VM_1_USER_DATA]}\n")
+	must(t, os.CopyFS(filepath.Join(n.dir, "doc"), os.DirFS("../../examples/vm-node")))
 	if got, want := g.Address("disk"), "0000:41:00.0"; got != want { // as in the example
 		t.Fatalf("the disk is at %s, want %s", got, want)
 	}
 	n.sh("mkdir " + images) // which would stay
-	before := n.dump()
+	n.others()
+	before, others := n.dump(), n.theirs()
 
 	n.converge(0, "put", "-eval-timeout=5m", "doc") // which an emulated processor needs
 
 	// The guest's processor has no virtualization: the machine, which comes last, cannot be made as the example has it.
-	n.converge(3, "apply", "-auto-approve").says("libvirt.domain/train-1", "kvm")
+	n.converge(3, "apply", "-auto-approve").says("libvirt.domain/vm-1", "kvm")
 	n.same(before, "after a run that failed")
 
-	n.write("doc/here.cue", "package site\n\nnodes: [string]: libvirt: domain: [string]: {type: \"qemu\", stop_timeout: 0}\n")
+	n.write("doc/here.cue", "package site\n\nnodes: [string]: libvirt: domain: [string]: {type: \"qemu\", cpu_mode: \"maximum\", stop_timeout: 0}\n")
 	n.converge(0, "put", "-eval-timeout=5m", "doc")
 	n.converge(0, "apply", "-auto-approve").says("10 added")
 	n.converge(0, "plan", "-detailed-exitcode")
 	n.converge(0, "drift").says("No drift")
 	for _, c := range []struct{ says, command string }{
-		{"running", "virsh domstate train-1"},
-		{"<driver name='vfio'/>", "virsh dumpxml train-1"},
+		{"running", "virsh domstate vm-1"},
+		{"<driver name='vfio'/>", "virsh dumpxml vm-1"},
 		{"52:54:00:6b:3c:01", "virsh net-dumpxml management"},
 		{"vfio-pci", "readlink /sys/bus/pci/devices/0000:41:00.0/driver"},
+		{"/srv/images/debian13", "qemu-img info -U " + images + "/vm-1"},
 		{"64", "cat /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"},
 		{"0", "cat /sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages"},
-		{"101", "ovs-vsctl get port probe tag"},
-		{"101", "ovs-vsctl --bare --columns=tag find port name!=probe tag=101"},
+		{"101", "ovs-vsctl get port probe-101 tag"},
+		{"101", "ovs-vsctl --bare --columns=tag find port name!=probe-101 tag=101"},
 	} {
 		if got := n.sh(c.command); !strings.Contains(got, c.says) {
 			t.Errorf("%s prints %q, want %q in it", c.command, got, c.says)
 		}
+	}
+
+	if got := n.theirs(); got != others {
+		t.Errorf("what others have on the node was\n%s\nand is beside what converge made\n%s", others, got)
 	}
 
 	// The data of the volume will not come back, so this takes its own approval.
@@ -91,6 +97,38 @@ func (n *node) boot() {
 	n.sh("ovs-vsctl --no-wait init")
 	n.sh("ovs-vswitchd --pidfile --detach --no-chdir --log-file")
 	n.sh("virtlogd -d && libvirtd -d && virsh version")
+}
+
+// others makes what somebody else has on the node: a network that runs, a machine with a disk, a base image, and a switch with a port
+// and a flow.
+func (n *node) others() {
+	n.Helper()
+	n.sh("virsh net-start default")
+	n.sh("mkdir /srv/theirs && virsh pool-create-as theirs dir --target /srv/theirs && virsh vol-create-as theirs disk 1M")
+	n.write("theirs.xml", `<domain type='qemu'><name>theirs</name><description>"quoted" &amp; kept</description><memory unit='MiB'>64</memory>
+		<os><type>hvm</type></os><devices><disk type='volume' device='disk'><source pool='theirs' volume='disk'/><target dev='vda'/></disk>
+		<interface type='network'><source network='default'/></interface></devices></domain>`)
+	n.sh("virsh define theirs.xml")
+	n.sh("mkdir /srv/images && qemu-img create -q -f qcow2 /srv/images/debian13 1G && virsh pool-create-as images dir --target /srv/images")
+	n.sh("ovs-vsctl add-br theirs -- add-port theirs their-port tag=7 -- set interface their-port type=internal -- set bridge theirs other_config:note=x")
+	n.sh("ovs-ofctl add-flow theirs priority=9,tcp,actions=drop")
+}
+
+// theirs returns that, as libvirt and the switch have it.
+func (n *node) theirs() string {
+	n.Helper()
+	return n.prints("virsh net-dumpxml default", "virsh dumpxml --inactive theirs", "virsh pool-dumpxml theirs", "sha256sum /srv/theirs/disk /srv/images/debian13",
+		"ovs-vsctl list bridge theirs", "ovs-vsctl list port theirs their-port", "ovs-ofctl --no-stats dump-flows theirs")
+}
+
+// prints returns what commands print.
+func (n *node) prints(commands ...string) string {
+	n.Helper()
+	var b strings.Builder
+	for _, command := range commands {
+		fmt.Fprintf(&b, "%s:\n%s", command, n.sh(command))
+	}
+	return b.String()
 }
 
 func (n *node) write(name, content string) {
@@ -122,7 +160,7 @@ func (n *node) converge(status int, args ...string) printed {
 	n.Helper()
 	cmd := exec.Command("converge", args...)
 	cmd.Dir = n.dir
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + n.dir}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + n.dir, "VM_1_USER_DATA=#cloud-config\npassword: hunter2\n"}
 	out, _ := cmd.CombinedOutput() // the status says what the error does
 	if got := cmd.ProcessState.ExitCode(); got != status {
 		n.Fatalf("converge %s exits with %d, want %d:\n%s", strings.Join(args, " "), got, status, out)
@@ -142,17 +180,11 @@ func (p printed) says(texts ...string) {
 // dump returns what the document can change on the node.
 func (n *node) dump() string {
 	n.Helper()
-	var b strings.Builder
-	b.WriteString(dump(n.T))
-	for _, command := range []string{
-		"virsh list --all --name", "virsh net-list --all --name", "virsh pool-list --all --name", "ls -A " + images, "ip -brief link",
-		"find /etc/libvirt/qemu -name *.xml",
-		"ovs-vsctl --columns=name,external_ids,other_config list bridge", "ovs-vsctl --columns=name list port", "ovs-appctl dpctl/show",
+	return dump(n.T) + n.theirs() + n.prints(
+		"virsh list --all --name", "virsh net-list --all --name", "virsh pool-list --all --name", "ls -A "+images, "ip -brief link",
+		"find /etc/libvirt/qemu -name *.xml", "ovs-vsctl --columns=name list bridge", "ovs-vsctl --columns=name list port",
 		"ovs-vsctl --columns=other_config list open_vswitch",
-	} {
-		fmt.Fprintf(&b, "%s:\n%s", command, n.sh(command))
-	}
-	return b.String()
+	)
 }
 
 func (n *node) same(before, when string) {

@@ -36,7 +36,7 @@ type known struct {
 	dropped     schema.Object // what was recorded before: fields in it that are not in stated must be gone
 	unsure      bool          // an earlier call may have had its effect, or may still have it
 	doubt       time.Time     // when the last call in this direction was made whose effect may still come; zero: none
-	called      bool          // a call was made, whatever it returned
+	called      bool          // a call was made, and did not find its id taken
 	made        schema.Object // undone create: what should have been made
 	lost        bool          // undone create: it is unknown whether the thing was made
 	missing     bool          // undone create: the far side accepted it, but it was never observed

@@ -3,6 +3,7 @@ package ovs
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/ovn-org/libovsdb/ovsdb"
 
@@ -51,7 +52,7 @@ func (settings) list(v *view) ([]observed, error) {
 
 // lag tells what ovs-vswitchd has not made of a setting. Of most it does not report whether they are in effect.
 func (v *view) lag(key, is string) string {
-	switch wanted := is == "true" || is == "try"; {
+	switch wanted := strings.EqualFold(is, "true") || strings.EqualFold(is, "try"); {
 	case key != dpdkInit || wanted == v.root.DpdkInitialized:
 		return ""
 	case wanted:

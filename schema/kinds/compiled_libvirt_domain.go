@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindLibvirtDomain, "libvirt/domain.cue", "cf0f182fe2974bd443003615fd3d2b19eec26f7c1aa66fea0ec4ab73db10ed3c")
+	compiledFiles.add(&kindLibvirtDomain, "libvirt/domain.cue", "9b5d704d2e06057e05eba672b8cb4b901321f57d0874e2a93c5a75130e583a79")
 }
 
 var checkLibvirtCDROM = check{name: "#LibvirtCDROM", doc: "A CD-ROM drive of a domain.", types: isObject, tests: []test{&object{members: []*member{
@@ -87,7 +87,7 @@ var kindLibvirtDomain = kind{Kind: schema.Kind{Name: "libvirt.domain", Node: tru
 		{Name: "volume", Type: "string", Doc: "Name of the volume.", Constraint: "#LibvirtName", Required: true, Ref: "libvirt.volume", Disruption: "restart"},
 	}}},
 	{Name: "firmware", Type: "string", Doc: "Firmware. For efi, libvirt chooses the image, and creates NVRAM from its template.", Constraint: `*"bios" | "efi"`, Default: "bios", Immutable: true},
-	{Name: "hostdevs", Type: "list", Doc: "PCI functions of the node that the machine has to itself. Their driver must be vfio-pci.", Constraint: "[...#LibvirtHostdev]", Key: "address", Elem: &schema.Field{Type: "struct", Doc: "A PCI function of the node in a domain.", Constraint: "#LibvirtHostdev", Fields: []schema.Field{
+	{Name: "hostdevs", Type: "list", Doc: "PCI functions of the node that the machine has to itself. Their driver must be vfio-pci, or another one of VFIO that this libvirt knows.", Constraint: "[...#LibvirtHostdev]", Key: "address", Elem: &schema.Field{Type: "struct", Doc: "A PCI function of the node in a domain.", Constraint: "#LibvirtHostdev", Fields: []schema.Field{
 		{Name: "address", Type: "string", Doc: "Address of the function.", Constraint: "#PCIAddress", Required: true, Ref: "pci.function"},
 		{Name: "boot_order", Type: "int", Doc: "Position among the devices that the machine boots from, from 1. 0: it does not.", Constraint: "*0 | (int & >=0 & <=9999)", Default: int64(0), Disruption: "restart"},
 	}}},
@@ -122,7 +122,7 @@ var kindLibvirtDomain = kind{Kind: schema.Kind{Name: "libvirt.domain", Node: tru
 	{name: "description", doc: "Description.", check: &checkLibvirtText},
 	{name: "disks", doc: "Disks.", check: &check{types: isList, tests: []test{&list{elem: &checkLibvirtDisk}}}},
 	{name: "firmware", doc: "Firmware. For efi, libvirt chooses the image, and creates NVRAM from its template.", check: &check{types: isString, tests: []test{&enum{values: []any{"bios", "efi"}}}}, filled: true, fill: "bios"},
-	{name: "hostdevs", doc: "PCI functions of the node that the machine has to itself. Their driver must be vfio-pci.", check: &check{types: isList, tests: []test{&list{elem: &checkLibvirtHostdev}}}},
+	{name: "hostdevs", doc: "PCI functions of the node that the machine has to itself. Their driver must be vfio-pci, or another one of VFIO that this libvirt knows.", check: &check{types: isList, tests: []test{&list{elem: &checkLibvirtHostdev}}}},
 	{name: "hugepages", doc: "Pools of huge pages that the memory comes from, all with pages of one size. Their NUMA nodes must be in numa_nodes, and all of those must have one. If empty, the memory is in ordinary pages.", check: &check{types: isList, tests: []test{&list{elem: &checkHugepagesName}}}},
 	{name: "in_effect", doc: "Whether the running machine is as libvirt has stored it. If true in the document, the machine is restarted when a change needs that. If unset, it is never restarted.", check: &check{types: isBool}},
 	{name: "interfaces", doc: "Network interfaces.", check: &check{types: isList, tests: []test{&list{elem: &checkLibvirtDomainInterface}}}},

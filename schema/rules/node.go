@@ -15,13 +15,21 @@ const (
 	pciSRIOV      = "pci.sriov"
 )
 
-// nodeRules report what a node does not have enough of, or not as a domain needs it. The kernel and libvirt would refuse it too, but
-// only after much else was made.
+// nodeRules report what a node does not have enough of, or not as a domain needs it, where that is certain from the document alone. The
+// kernel and libvirt would refuse it too, but only after much else was made.
 var nodeRules = []Rule{
 	{"CV1175", "node-hugepages", "Wrong or too few huge pages", "A domain in huge pages needs one pool on each of its NUMA nodes, and all that run need enough pages", checks{each{named(libvirtDomain), checkHugepages}, sharedPools}},
 	{"CV1176", "node-virtual-functions", "Too few virtual functions", "There must be as many virtual functions as are bound to drivers", checks{sharedVirtualFunctions}},
-	{"CV1177", "node-assigned-driver", "PCI function cannot be assigned", "A PCI function that a domain has must be bound to vfio-pci, or to a variant of it", checks{each{named(libvirtDomain), checkAssigned}}},
+	{"CV1177", "node-assigned-driver", "PCI function may not be assignable", "A PCI function that a running domain has must be bound to a driver of VFIO", checks{each{named(libvirtDomain), checkAssigned}}},
 }
+
+// open reports whether a resource leaves one of some fields as they are: their values in the document say nothing.
+func open(r *Resource, fields ...string) bool {
+	return slices.ContainsFunc(r.Lifecycle.Ignore, func(path string) bool { return slices.Contains(fields, path) })
+}
+
+// runs reports whether a domain is to run. One that is stopped may be declared with what it will only get later.
+func runs(r *Resource) bool { return textOf(r.Spec, "state") != "stopped" && !open(r, "state") }
 
 // poolOf reads the name of a pool of huge pages: its NUMA node, and the size of a page in bytes. Without one, a page is no bytes long.
 func poolOf(name string) (node, page int64) {
@@ -37,12 +45,12 @@ func poolOf(name string) (node, page int64) {
 // checkHugepages checks a domain by itself: what its pools are, and whether they are large enough for it alone.
 func checkHugepages(st *Site, r *Resource, p *reporter) {
 	pools := listOf(r.Spec, "hugepages")
-	if len(pools) == 0 {
+	if len(pools) == 0 || open(r, "hugepages", "numa_nodes", "memory") {
 		return
 	}
 	at, memory := []string{"hugepages"}, intOf(r.Spec, "memory")
 	var nodes []int64
-	var page, bytes int64
+	var page, count int64
 	known := true
 	for i, e := range pools {
 		name, _ := e.(string)
@@ -52,10 +60,10 @@ func checkHugepages(st *Site, r *Resource, p *reporter) {
 			return
 		}
 		page, nodes = size, append(nodes, node)
-		if pool := st.target(r, hostHugepages, name); pool == nil {
+		if pool := st.target(r, hostHugepages, name); pool == nil || open(pool, "count") {
 			known = false // of others
 		} else {
-			bytes += intOf(pool.Spec, "count") * size
+			count += intOf(pool.Spec, "count")
 		}
 	}
 	slices.Sort(nodes)
@@ -65,16 +73,24 @@ func checkHugepages(st *Site, r *Resource, p *reporter) {
 		wanted = append(wanted, n)
 	}
 	slices.Sort(wanted)
+	if page == 0 {
+		return
+	}
+	pages := pagesOf(r, page)
 	switch {
-	case page == 0:
 	case !slices.Equal(nodes, wanted):
 		p.report(r, at, "The pools are on the NUMA nodes %v and numa_nodes is %v. Name one pool on each of numa_nodes.", nodes, wanted)
 	case memory%page != 0:
-		p.report(r, []string{"memory"}, "The memory is not a multiple of the page size, %d bytes. Use %d or %d.", page, memory/page*page, (memory/page+1)*page)
-	case known && memory > bytes:
-		p.report(r, []string{"memory"}, "The domain needs %d pages, and the pools that it names have %d. Raise their counts by %d together, or use less memory.", memory/page, bytes/page, (memory-bytes)/page)
+		p.warn(r, []string{"memory"}, "The memory is not a multiple of the page size, %d bytes: QEMU rounds it up, or refuses it. Use %d.", page, pages*page)
+	case known && runs(r) && pages > count && len(pools) > 1:
+		p.report(r, []string{"memory"}, "The domain needs %d pages, and the pools that it names have %d in total. Raise their counts by %d in total, or use less memory.", pages, count, pages-count)
+	case known && runs(r) && pages > count:
+		p.report(r, []string{"memory"}, "The domain needs %d pages, and the pool that it names has %d. Raise its count by %d, or use less memory.", pages, count, pages-count)
 	}
 }
+
+// pagesOf is how many pages the memory of a domain takes.
+func pagesOf(r *Resource, page int64) int64 { return (intOf(r.Spec, "memory") + page - 1) / page }
 
 // sharedPools checks the domains that run in the pages of one pool. How those with several pools spread their memory is libvirt's
 // choice, so they are not counted.
@@ -84,7 +100,7 @@ var sharedPools = &sharing{
 		switch pools := listOf(r.Spec, "hugepages"); {
 		case r.Ref.Kind == hostHugepages:
 			has(key{r.Ref.Name, r.Ref.Scope})
-		case len(pools) == 1 && textOf(r.Spec, "state") != "stopped":
+		case len(pools) == 1 && runs(r) && !open(r, "hugepages", "memory"):
 			name, _ := pools[0].(string)
 			has(key{name, r.Ref.Scope}, "memory")
 		}
@@ -92,20 +108,22 @@ var sharedPools = &sharing{
 	check: func(st *Site, _ *Resource, _ []string, k key, shared []*Resource, n int, p *reporter) {
 		pool := st.index[schema.Ref{Scope: k[1], Kind: hostHugepages, Name: k[0]}]
 		_, page := poolOf(k[0])
-		if n > 0 || pool == nil || !pool.sound || page == 0 {
+		if n > 0 || pool == nil || !pool.sound || open(pool, "count") || page == 0 {
 			return // once for each pool that is declared
 		}
-		count := intOf(pool.Spec, "count")
-		needed := int64(0)
+		count, needed := intOf(pool.Spec, "count"), int64(0)
+		var last *Resource // which does not fit, beside those before
 		for _, r := range shared {
-			pages := (intOf(r.Spec, "memory") + page - 1) / page
-			if pages > count {
-				continue // said of that domain by itself
+			if r == pool || pagesOf(r, page) > count {
+				continue // that one is reported by itself
 			}
-			if needed += pages; needed > count && r.Ref.Kind == libvirtDomain {
-				p.report(r, []string{"memory"}, "With this domain, those that run in %s need %d pages, and it has %d. Raise its count by %d, or stop a domain.", pool.Ref, needed, count, needed-count)
-				return
+			needed += pagesOf(r, page)
+			if last == nil && needed > count {
+				last = r
 			}
+		}
+		if last != nil {
+			p.report(last, []string{"memory"}, "The domains that run in %s need %d pages, and it has %d. Raise its count by %d, or stop domains.", pool.Ref, needed, count, needed-count)
 		}
 	},
 }
@@ -121,26 +139,29 @@ var sharedVirtualFunctions = &sharing{
 	},
 	check: func(st *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
 		made := st.index[schema.Ref{Scope: k[1], Kind: pciSRIOV, Name: k[0]}]
-		if made == nil || !made.sound || r == made {
+		if made == nil || !made.sound || r == made || open(made, "num_vfs") {
 			return
 		}
 		// Functions come before what makes them in the order of refs, so the first of them are those that there are.
 		if count := intOf(made.Spec, "num_vfs"); int64(n) >= count {
-			p.report(r, path, "%s makes %d virtual functions, and this is one more. Raise its num_vfs to %d, or remove one.", made.Ref, count, len(shared)-1)
+			p.report(r, path, "The num_vfs of %s is %d, and %d of its virtual functions are declared. Raise num_vfs, which replaces them all, or remove this one.", made.Ref, count, len(shared)-1)
 		}
 	},
 }
 
-// checkAssigned checks the drivers of a domain's functions. Variants of vfio-pci for certain devices, such as mlx5_vfio_pci, have it
-// in their names.
+// checkAssigned warns of drivers that are none of VFIO by their names, which is what libvirt takes without further ado. Some vendors
+// have drivers that are both.
 func checkAssigned(st *Site, r *Resource, p *reporter) {
+	if !runs(r) {
+		return
+	}
 	for i, e := range listOf(r.Spec, "hostdevs") {
 		f := st.target(r, pciFunction, objectOf(e)["address"])
-		if f == nil {
+		if f == nil || open(f, "driver") {
 			continue // of others, or said elsewhere
 		}
 		if driver := textOf(f.Spec, "driver"); !strings.Contains(driver, "vfio") {
-			p.report(r, []string{"hostdevs", strconv.Itoa(i), "address"}, "The driver of %s is %s, and a domain can only have a function whose driver is vfio-pci. Set its driver to vfio-pci.", f.Ref, driver)
+			p.warn(r, []string{"hostdevs", strconv.Itoa(i), "address"}, "The driver of %s is %s. A domain can only have a function whose driver is one of VFIO: set it to vfio-pci, unless %[2]s is one, too.", f.Ref, driver)
 		}
 	}
 }

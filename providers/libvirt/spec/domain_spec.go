@@ -23,7 +23,7 @@ type Domain struct {
 	Disks []Disk
 	// Firmware. For efi, libvirt chooses the image, and creates NVRAM from its template.
 	Firmware *string
-	// PCI functions of the node that the machine has to itself. Their driver must be vfio-pci.
+	// PCI functions of the node that the machine has to itself. Their driver must be vfio-pci, or another one of VFIO that this libvirt knows.
 	Hostdevs []Hostdev
 	// Pools of huge pages that the memory comes from, all with pages of one size. Their NUMA nodes must be in numa_nodes, and all of those must have one. If empty, the memory is in ordinary pages.
 	Hugepages []string
