@@ -165,9 +165,14 @@ func (domains) create(ch *change, want schema.Object) error {
 	if efi || or(s.Machine, "") != "virt" { // without ACPI, a guest is not asked to shut down; virt has it with UEFI only
 		d.Features = &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}}
 	}
+	ports := len(s.Disks) + len(s.Interfaces) + len(s.Hostdevs) + sparePorts
+	if onSCSI(&s) { // libvirt's own choice is one that few guests have a driver of
+		d.Devices.Controllers = append(d.Devices.Controllers, libvirtxml.DomainController{Type: "scsi", Index: new(uint), Model: "virtio-scsi"})
+		ports++
+	}
 	if or(s.Machine, "") == "q35" { // each device has a port, and libvirt by itself makes only those that are used
-		d.Devices.Controllers = []libvirtxml.DomainController{{Type: "pci", Index: new(uint), Model: "pcie-root"}}
-		for range len(s.Disks) + len(s.Interfaces) + len(s.Hostdevs) + sparePorts {
+		d.Devices.Controllers = append(d.Devices.Controllers, libvirtxml.DomainController{Type: "pci", Index: new(uint), Model: "pcie-root"})
+		for range ports {
 			d.Devices.Controllers = append(d.Devices.Controllers, libvirtxml.DomainController{Type: "pci", Model: "pcie-root-port"})
 		}
 	}
@@ -307,4 +312,16 @@ func (domains) remove(ch *change, have providers.Thing) error {
 		}
 	}
 	return ch.do(func() error { return ch.undefine(ch.ctx, domainObject, m.name) })
+}
+
+// onSCSI reports whether a disk or a drive is on a SCSI bus, which is that of targets such as sda.
+func onSCSI(s *spec.Domain) bool {
+	is := func(bus *string, target string) bool {
+		if bus == nil {
+			return strings.HasPrefix(target, "sd")
+		}
+		return *bus == "scsi"
+	}
+	return slices.ContainsFunc(s.Disks, func(d spec.Disk) bool { return is(d.Bus, d.Target) }) ||
+		slices.ContainsFunc(s.Cdroms, func(c spec.CDROM) bool { return is(c.Bus, c.Target) })
 }

@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -471,6 +472,35 @@ func TestMachineIsMade(t *testing.T) {
 			class = providers.Absent
 		}
 		expect(t, served(t, f.open(t), "libvirt.domain").Kind.Create(t.Context(), c), class, false, says)
+	}
+}
+
+// A disk or drive on a SCSI bus gets a controller that guests have a driver of; others get none.
+func TestMachineOnSCSI(t *testing.T) {
+	f := aHost()
+	for name, c := range map[string]struct {
+		fields schema.Object
+		scsi   bool
+	}{
+		"virtio": {schema.Object{"disks": []any{map[string]any{"target": "vda", "volume": "p/v"}}}, false},
+		"disk":   {schema.Object{"disks": []any{map[string]any{"target": "sda", "volume": "p/v"}}}, true},
+		"drive":  {schema.Object{"cdroms": []any{map[string]any{"target": "sdb", "volume": "p/v"}}}, true},
+		"sata":   {schema.Object{"cdroms": []any{map[string]any{"target": "sda", "bus": "sata", "volume": "p/v"}}}, false},
+		"other":  {schema.Object{"disks": []any{map[string]any{"target": "vda", "bus": "scsi", "volume": "p/v"}}}, true},
+	} {
+		call := calling("libvirt.domain", name)
+		call.Want = schema.Object{"vcpus": int64(1), "memory": int64(1 << 30), "machine": "q35"}
+		maps.Copy(call.Want, c.fields)
+		if err := served(t, f.open(t), "libvirt.domain").Kind.Create(t.Context(), call); err != nil {
+			t.Fatal(err)
+		}
+		d, err := parseDomain(f.objects[domainObject][name].stored)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.ContainsFunc(d.Devices.Controllers, func(c libvirtxml.DomainController) bool { return c.Type == "scsi" && c.Model == "virtio-scsi" }); got != c.scsi {
+			t.Errorf("%s: whether it has a controller of virtio is %t", name, got)
+		}
 	}
 }
 
