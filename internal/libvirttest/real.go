@@ -2,6 +2,7 @@ package libvirttest
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,7 +21,8 @@ var programs = []string{"libvirtd", "virtlogd", "virsh", "qemu-img", "dnsmasq", 
 // script gives the host its own /proc, /sys and directories of libvirt, starts the daemons, and stays as the first process of the
 // namespaces. When its input ends, which also happens when the test dies, it ends too, and the kernel ends everything else in there.
 //
-// /dev/kvm is hidden: where QEMU's user cannot open it, libvirt would probe QEMU again for every domain. The cache of what QEMU can
+// /dev/kvm is hidden: where libvirt and QEMU disagree on whether it can be opened, libvirt probes QEMU again for every domain, for
+// seconds. Its user is root here, who may open anything, but may write to no file that is mounted read-only. The cache of what QEMU can
 // do is the only directory that hosts share, because filling it takes seconds.
 const script = `set -e
 mount --make-rprivate /
@@ -42,6 +44,7 @@ if [ -e /dev/kvm ]; then
 	: > "$base/no-kvm"
 	chmod 000 "$base/no-kvm"
 	mount --bind "$base/no-kvm" /dev/kvm
+	mount -o remount,bind,ro /dev/kvm
 fi
 ip link set lo up
 virtlogd -d -p /run/libvirt/virtlogd.pid
@@ -55,51 +58,25 @@ wait $!
 // daemon starts libvirtd.
 const daemon = "libvirtd -d -p /run/libvirt/libvirtd.pid"
 
+// ErrMissing says that this machine cannot run a host: it lacks root, a program or namespaces.
+var ErrMissing = errors.New("it needs root and the packages libvirt-daemon-system, libvirt-clients, qemu-system-x86, qemu-utils, " +
+	"dnsmasq-base, iptables and iproute2")
+
 // Start runs libvirtd on a host of its own, with private network, processes and directories, until the test ends. Without root or
 // without the programs it skips the test, or fails it when the environment sets Required.
 func Start(t testing.TB) *Host {
 	t.Helper()
-	missing := func(why string) {
-		t.Helper()
-		if os.Getenv(Required) != "" {
-			t.Fatalf("%s is set, but %s", Required, why)
-		}
-		t.Skipf("%s: the test needs root and the packages libvirt-daemon-system, libvirt-clients, qemu-system-x86, qemu-utils, "+
-			"dnsmasq-base, iptables and iproute2; %s=1 makes this an error", why, Required)
-	}
-	if os.Geteuid() != 0 {
-		missing("the test does not run as root")
-	}
-	for _, p := range programs {
-		if _, err := exec.LookPath(p); err != nil {
-			missing("there is no " + p)
-		}
-	}
-	cache := filepath.Join(os.TempDir(), "converge-libvirt-cache")
-	if err := os.MkdirAll(cache, 0o755); err != nil {
+	h, err := Open()
+	switch {
+	case errors.Is(err, ErrMissing) && os.Getenv(Required) != "":
+		t.Fatalf("%s is set, but %v", Required, err)
+	case errors.Is(err, ErrMissing):
+		t.Skipf("%v; %s=1 makes this an error", err, Required)
+	case err != nil:
 		t.Fatal(err)
 	}
-	h := &Host{Dir: tempDir(t)}
-	cmd := exec.Command("sh", "-c", script)
-	cmd.Env = append(os.Environ(), "base="+h.Dir, "cache="+cache)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
-	var problems strings.Builder
-	cmd.Stderr = &problems
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		missing("namespaces cannot be made: " + err.Error())
-	}
-	h.pid = cmd.Process.Pid
 	t.Cleanup(func() {
-		in.Close()
-		_ = cmd.Wait() // it ends because its input did
+		h.end()
 		if t.Failed() {
 			logs, _ := filepath.Glob(filepath.Join(h.Dir, "log", "*.log"))
 			for _, name := range logs {
@@ -107,20 +84,80 @@ func Start(t testing.TB) *Host {
 				t.Logf("%s:\n%s", filepath.Base(name), log)
 			}
 		}
+		if err := os.RemoveAll(h.Dir); err != nil {
+			t.Error(err)
+		}
 	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
-		in.Close()
-		_ = cmd.Wait()
-		t.Fatalf("libvirt does not start: %q: %v: %s", line, err, problems.String())
-	}
 	return h
+}
+
+// Open does what Start does for a program that is no test, until Close.
+func Open() (*Host, error) {
+	if os.Geteuid() != 0 {
+		return nil, fmt.Errorf("this process does not run as root: %w", ErrMissing)
+	}
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			return nil, fmt.Errorf("there is no %s: %w", p, ErrMissing)
+		}
+	}
+	cache := filepath.Join(os.TempDir(), "converge-libvirt-cache")
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return nil, err
+	}
+	// The path of a socket has at most 107 bytes, for which the directory of a subtest leaves no room.
+	dir, err := os.MkdirTemp("", "libvirt")
+	if err != nil {
+		return nil, err
+	}
+	h := &Host{Dir: dir}
+	if err := h.start(cache); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return h, nil
+}
+
+func (h *Host) start(cache string) error {
+	cmd := exec.Command("sh", "-c", script)
+	cmd.Env = append(os.Environ(), "base="+h.Dir, "cache="+cache)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+	var problems strings.Builder
+	cmd.Stderr = &problems
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("namespaces cannot be made: %w: %w", err, ErrMissing)
+	}
+	h.pid = cmd.Process.Pid
+	h.end = func() {
+		in.Close()
+		_ = cmd.Wait() // it ends because its input did
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		h.end()
+		return fmt.Errorf("libvirt does not start: %q: %v: %s", line, err, problems.String())
+	}
+	return nil
+}
+
+// Close ends a host that Open has started, and everything on it.
+func (h *Host) Close() error {
+	h.end()
+	return os.RemoveAll(h.Dir)
 }
 
 // A Host is a private host with a running libvirtd.
 type Host struct {
 	Dir string // for files of the test; the paths in it are the same on the host
 
-	pid int // of the process whose namespaces are those of the host
+	pid int    // of the process whose namespaces are those of the host
+	end func() // ends that process, and waits for it
 }
 
 // URI is where its libvirtd listens.
@@ -185,22 +222,6 @@ func (h *Host) Thaw(t testing.TB) {
 func (h *Host) Restart(t testing.TB) {
 	t.Helper()
 	h.Sh(t, daemon)
-}
-
-// tempDir returns a directory with a short name: the path of a socket has at most 107 bytes, for which t.TempDir of a subtest
-// leaves no room.
-func tempDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "libvirt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
 }
 
 // Clear deletes all networks, pools and domains, and the files of pools below the directory srv of the host.

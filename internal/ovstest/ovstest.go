@@ -32,7 +32,8 @@ type Switch struct {
 	Real     bool   // made by Start
 
 	dir    string
-	pid    int // of the process whose namespaces a real one runs in
+	pid    int    // of the process whose namespaces a real one runs in
+	end    func() // ends that process, and waits for it
 	freeze func(frozen bool) error
 	client client.Client
 	root   string // UUID of the row of Open_vSwitch

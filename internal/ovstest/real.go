@@ -2,6 +2,8 @@ package ovstest
 
 import (
 	"bufio"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,58 +33,33 @@ exec cat
 // daemon starts ovs-vswitchd.
 const daemon = "ovs-vswitchd --disable-system --pidfile --detach --no-chdir --log-file"
 
+// ErrMissing says that this machine cannot run a switch: it lacks root, a program or namespaces.
+var ErrMissing = errors.New("it needs root and the packages openvswitch-switch, iproute2 and util-linux")
+
 // Start runs ovsdb-server and ovs-vswitchd with the userspace datapath in network and process namespaces of their own,
 // with private directories, until the test ends. Without root or without the programs it skips the test, or fails it
 // when the environment sets Required.
 func Start(t testing.TB) *Switch {
 	t.Helper()
-	missing := func(why string) {
-		t.Helper()
-		if os.Getenv(Required) != "" {
-			t.Fatalf("%s is set, but %s", Required, why)
-		}
-		t.Skipf("%s: the test needs root and the packages openvswitch-switch, iproute2 and util-linux; %s=1 makes this an error", why, Required)
-	}
-	if os.Geteuid() != 0 {
-		missing("the test does not run as root")
-	}
-	for _, p := range programs {
-		if _, err := exec.LookPath(p); err != nil {
-			missing("there is no " + p)
-		}
-	}
-	s := &Switch{Real: true, dir: tempDir(t)}
-	s.Endpoint = "unix:" + socket(s.dir)
-	cmd := exec.Command("sh", "-c", script)
-	cmd.Env = append(os.Environ(), s.environ()...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID}
-	var problems strings.Builder
-	cmd.Stderr = &problems
-	in, err := cmd.StdinPipe()
-	if err != nil {
+	s, err := Open()
+	switch {
+	case errors.Is(err, ErrMissing) && os.Getenv(Required) != "":
+		t.Fatalf("%s is set, but %v", Required, err)
+	case errors.Is(err, ErrMissing):
+		t.Skipf("%v; %s=1 makes this an error", err, Required)
+	case err != nil:
 		t.Fatal(err)
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		missing("namespaces cannot be made: " + err.Error())
-	}
-	s.pid = cmd.Process.Pid
 	t.Cleanup(func() {
-		in.Close()
-		_ = cmd.Wait() // it ends because its input did
+		s.end()
 		if t.Failed() {
 			log, _ := os.ReadFile(filepath.Join(s.dir, "ovs-vswitchd.log"))
 			t.Logf("ovs-vswitchd says:\n%s", log)
 		}
+		if err := os.RemoveAll(s.dir); err != nil {
+			t.Error(err)
+		}
 	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
-		in.Close()
-		_ = cmd.Wait()
-		t.Fatalf("Open vSwitch does not start: %q: %v: %s", line, err, problems.String())
-	}
 	s.freeze = func(frozen bool) error {
 		signal := "-CONT"
 		if frozen {
@@ -92,6 +69,62 @@ func Start(t testing.TB) *Switch {
 	}
 	s.connect(t)
 	return s
+}
+
+// Open does what Start does for a program that is no test, until Close. Such a program has only the Endpoint of the switch.
+func Open() (*Switch, error) {
+	if os.Geteuid() != 0 {
+		return nil, fmt.Errorf("this process does not run as root: %w", ErrMissing)
+	}
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			return nil, fmt.Errorf("there is no %s: %w", p, ErrMissing)
+		}
+	}
+	dir, err := os.MkdirTemp("", "ovs") // its name is short, as that of tempDir
+	if err != nil {
+		return nil, err
+	}
+	s := &Switch{Real: true, Endpoint: "unix:" + socket(dir), dir: dir}
+	if err := s.start(); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return s, nil
+}
+
+func (s *Switch) start() error {
+	cmd := exec.Command("sh", "-c", script)
+	cmd.Env = append(os.Environ(), s.environ()...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID}
+	var problems strings.Builder
+	cmd.Stderr = &problems
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("namespaces cannot be made: %w: %w", err, ErrMissing)
+	}
+	s.pid = cmd.Process.Pid
+	s.end = func() {
+		in.Close()
+		_ = cmd.Wait() // it ends because its input did
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		s.end()
+		return fmt.Errorf("Open vSwitch does not start: %q: %v: %s", line, err, problems.String())
+	}
+	return nil
+}
+
+// Close ends a switch that Open has started.
+func (s *Switch) Close() error {
+	s.end()
+	return os.RemoveAll(s.dir)
 }
 
 // Kill ends ovs-vswitchd of a real switch at once, like a crash.
