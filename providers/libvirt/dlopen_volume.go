@@ -6,12 +6,10 @@ import (
 	"context"
 	"errors"
 	"io"
-	"time"
 
 	virt "libvirt.org/go/libvirt"
 	"libvirt.org/go/libvirtxml"
 
-	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/providers"
 )
 
@@ -94,9 +92,6 @@ func (l *library) volume(ctx context.Context, p *virt.StoragePool, v *virt.Stora
 	})
 	return xml, name, err
 }
-
-// moment is how long a volume may be listed without its file: about two seconds.
-var moment = retry.Policy{First: 100 * time.Millisecond, Cap: 400 * time.Millisecond, Tries: 7}
 
 // volumesOf finds volumes by name; all when names is nil.
 func volumesOf(p *virt.StoragePool, names []string) (found []*virt.StorageVol, err error) {

@@ -2,14 +2,17 @@ package libvirt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"libvirt.org/go/libvirtxml"
 
+	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/libvirt/spec"
 	"converge.dev/converge/schema"
@@ -68,15 +71,7 @@ func eachVolume(ctx context.Context, c conn, ids []string, visit func(pool strin
 		return err
 	}
 	for _, d := range ds {
-		switch p, err := directory(d); {
-		case err != nil:
-			return fmt.Errorf("the definition of pool %s: %w", d.name, err)
-		case p == nil:
-			continue
-		case !*p.Active:
-			return refuse(providers.Invalid, "pool %s is stopped, so its volumes are unknown", d.name)
-		}
-		xmls, err := c.volumes(ctx, d.name, wanted[d.name])
+		xmls, err := inPool(ctx, c, d, wanted[d.name])
 		if err != nil {
 			return err
 		}
@@ -91,6 +86,40 @@ func eachVolume(ctx context.Context, c conn, ids []string, visit func(pool strin
 		}
 	}
 	return nil
+}
+
+// moment is how long what is being created or deleted may look broken: about two seconds.
+var moment = retry.Policy{First: 100 * time.Millisecond, Cap: 400 * time.Millisecond, Tries: 7}
+
+// inPool returns the definitions of volumes of a pool that was just read. A pool that is being created or deleted is stopped for a moment,
+// for which no look at the volumes of others should fail.
+func inPool(ctx context.Context, c conn, d definition, names []string) (xmls []string, err error) {
+	err = moment.Do(ctx, func() (over bool, err error) {
+		p, err := directory(d)
+		switch {
+		case err != nil:
+			return true, fmt.Errorf("the definition of pool %s: %w", d.name, err)
+		case p == nil:
+			return true, nil
+		case *p.Active:
+			if xmls, err = c.volumes(ctx, d.name, names); !errors.As(err, new(*answer)) {
+				return true, err
+			}
+		default:
+			err = refuse(providers.Invalid, "pool %s is stopped, so its volumes are unknown", d.name)
+		}
+		switch again, failed := c.read(ctx, poolObject, []string{d.name}); {
+		case failed != nil:
+			return true, failed
+		case len(again) == 0: // it is deleted, and was empty
+			return true, nil
+		default:
+			over = *p.Active && again[0].running != "" // it is not the pool
+			d = again[0]
+			return over, err
+		}
+	})
+	return xmls, err
 }
 
 // backings translates volumes, and the paths of their backing volumes to ids.

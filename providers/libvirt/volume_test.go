@@ -1,9 +1,11 @@
 package libvirt
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"testing"
+	"testing/synctest"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -66,4 +68,54 @@ func TestNeeded(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A pool that is being created or deleted is stopped for a moment. A volume of another pool can be deleted meanwhile, but not while a
+// pool stays stopped, whose volumes are unknown.
+func TestOtherPoolStopped(t *testing.T) {
+	for name, c := range map[string]struct {
+		looks int // at the pool, after which it is otherwise
+		then  func(f *fake)
+		says  string
+	}{
+		"it is being deleted": {2, func(f *fake) { delete(f.objects[poolObject], "q") }, ""},
+		"it is being created": {2, func(f *fake) { f.objects[poolObject]["q"] = running(f.objects[poolObject]["q"]) }, ""},
+		"it stays stopped":    {1 << 30, nil, "pool q is stopped, so its volumes are unknown"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFake()
+				pool := func(name string) string {
+					return "<pool type='dir'><name>" + name + "</name><target><path>/srv/" + name + "</path></target></pool>"
+				}
+				f.put(poolObject, "p", pool("p"), pool("p"))
+				f.put(poolObject, "q", pool("q"), "")
+				f.files["p"] = map[string]string{"v": "<volume type='file'><name>v</name><capacity>1024</capacity><target><path>/srv/p/v</path><format type='raw'/></target></volume>"}
+				looks := 0
+				f.observing = func(context.Context) {
+					f.mu.Lock()
+					defer f.mu.Unlock()
+					if looks++; looks == c.looks+3 { // the first see the volume itself
+						c.then(f)
+					}
+				}
+				p := f.open(t)
+				err := served(t, p, "libvirt.volume").Kind.Delete(t.Context(), calling("libvirt.volume", "p/v"))
+				if c.says != "" {
+					expect(t, err, providers.Invalid, false, c.says)
+				} else if err != nil || len(f.files["p"]) > 0 {
+					t.Errorf("the volume was not deleted: %v", err)
+				}
+				if err := p.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// running returns an object that was started.
+func running(d definition) definition {
+	d.running = d.stored
+	return d
 }
