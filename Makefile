@@ -68,9 +68,9 @@ lint: ## vet, staticcheck (pinned in go.mod), gofmt, and that every seeded bug s
 	go run ./e2e/mutants -n
 
 .PHONY: bench
-bench: build ## measure what docs/performance.md promises, each figure beside its floor; fails when a budget is missed (15 min)
+bench: build deps ## measure what docs/performance.md promises, each figure beside its floor; fails when a budget is missed (25 min)
 	go test -run xxx -bench . ./engine/... ./schema/kinds ./schema/load ./state/etcd ./providers/carbide
-	go run ./e2e/bench
+	go run $(TAGS) ./e2e/bench
 
 .PHONY: generate
 generate: ## write generated code anew (needs protobuf-compiler and openvswitch-common; the schema alone: go generate ./schema/kinds)

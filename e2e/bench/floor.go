@@ -42,6 +42,10 @@ var floors = map[string]func(ctx context.Context, args []string) (done, error){
 	"carry":  carry,
 	"look":   look,
 	"make":   create,
+
+	"define":  define, // these of libvirt
+	"remove":  remove,
+	"observe": observe,
 }
 
 // recorded is the prefix of the recorded resources.

@@ -20,6 +20,7 @@ type row struct {
 	figures []float64 // seconds, and bytes where there is no floor
 	floors  []float64 // seconds
 	budget  float64   // of the ratio of the two, or of the bytes; zero: none
+	limit   float64   // seconds that the figure may take, whatever its floor takes; zero: none
 }
 
 // verdict returns the row. The ratio is the median of those of the rounds, because what slows a machine down for a while slows
@@ -45,10 +46,14 @@ func (r *row) verdict() (line string, missed bool) {
 		}
 	}
 	missed = r.budget > 0 && judged.Center > r.budget
+	if r.limit > 0 {
+		limited := median(r.figures).Center
+		budget, missed = fmt.Sprintf("%.3g s", r.limit), limited > r.limit
+	}
 	switch {
 	case missed:
 		word = "**missed**"
-	case r.budget > 0:
+	case r.budget+r.limit > 0:
 		word = "ok"
 	default:
 		budget = ""
@@ -96,6 +101,13 @@ func (t *table) row(budget float64, what string, args ...any) *row {
 	}
 	r := &row{what: what, budget: budget}
 	t.rows = append(t.rows, r)
+	return r
+}
+
+// within returns the row of that name, whose figure may take so many seconds at most.
+func (t *table) within(limit float64, what string, args ...any) *row {
+	r := t.row(0, what, args...)
+	r.limit = limit
 	return r
 }
 

@@ -11,13 +11,21 @@ import (
 	"testing"
 )
 
+// Installed reports whether the library of libvirt is installed.
+func Installed() bool {
+	for _, dir := range []string{"/lib*", "/lib/*", "/usr/lib*", "/usr/lib/*", "/usr/local/lib"} {
+		if found, _ := filepath.Glob(filepath.Join(dir, "libvirt.so.0")); len(found) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // Library skips the test when the library of libvirt is not installed, or fails it when the environment sets Required.
 func Library(t testing.TB) {
 	t.Helper()
-	for _, dir := range []string{"/lib*", "/lib/*", "/usr/lib*", "/usr/lib/*", "/usr/local/lib"} {
-		if found, _ := filepath.Glob(filepath.Join(dir, "libvirt.so.0")); len(found) > 0 {
-			return
-		}
+	if Installed() {
+		return
 	}
 	if os.Getenv(Required) != "" {
 		t.Fatalf("%s is set, but there is no libvirt.so.0", Required)
