@@ -145,3 +145,11 @@ func definitions(uri string) error {
 	}
 	return errors.Join(errs...)
 }
+
+// machine returns the definition of a machine of virtual in libvirt's form.
+func machine(i int) string {
+	return fmt.Sprintf(`<domain type='qemu'><name>%s</name><memory unit='b'>%d</memory><vcpu>1</vcpu><os><type>hvm</type></os><devices>
+<disk type='volume' device='disk'><driver name='qemu' type='qcow2'/><source pool='%s' volume='%s'/><target dev='vda' bus='virtio'/></disk>
+<interface type='network'><mac address='%s'/><source network='%s'/><model type='virtio'/></interface></devices></domain>`,
+		numbered("vm", i), memorySize, numbered("pool", i), numbered("vol", i), hardware(i), numbered("net", i))
+}
