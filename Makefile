@@ -42,7 +42,7 @@ UNRACED_TESTS := ^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|Te
 test: deps ## all tests, against real daemons too (15 min)
 	export CONVERGE_REAL=1; \
 	go test $(TAGS) -vet=off -count=1 -p 1 -timeout 20m $(TESTFLAGS) -run '$(UNRACED_TESTS)' $(UNRACED) & \
-	go test $(TAGS) -vet=off -count=1 -p 3 -timeout 20m $(TESTFLAGS) ./e2e/node ./e2e $$(go list ./... | grep -vxF "$$(go list $(RACED))"); \
+	go test $(TAGS) -vet=off -count=1 -p 3 -timeout 40m $(TESTFLAGS) ./e2e/node ./e2e $$(go list ./... | grep -vxF "$$(go list $(RACED))"); \
 	status=$$?; wait $$! && exit $$status
 	cd e2e/outside && go test -vet=off -count=1 ./...
 	CGO_ENABLED=0 go test -vet=off -count=1 ./providers/libvirt

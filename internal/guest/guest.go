@@ -43,8 +43,9 @@ const Required = "CONVERGE_REAL"
 // Variable is set in a guest, to the name of its machine.
 const Variable = "CONVERGE_GUEST"
 
-// patience is how long a guest may run: it takes ten seconds, and several times as long on a busy computer.
-const patience = 10 * time.Minute
+// patience is how long a guest may run: it takes ten seconds, two minutes for a whole node, and several times as long on a busy
+// computer.
+const patience = 20 * time.Minute
 
 // Run boots the machine and runs those tests of the package there whose names match the pattern, as with go test -run. Their working
 // directory contains the testdata of the package; with the computer's file system it is that of the package. Called in a guest, Run
