@@ -219,7 +219,8 @@ type Error struct {
 	Err   error
 
 	// Over tells more of an Unknown error: everything that was sent is answered, and the far side has refused a later part of the
-	// call. So nothing more will come of it, and one look shows what was done.
+	// call. So nothing more will come of it, and one look shows what was done. Of an Exists error it says that the far side has refused
+	// the call for another reason, and that a look then showed the thing: the call may have made it all the same.
 	Over bool
 }
 
@@ -248,6 +249,12 @@ func ClassOf(err error) Class {
 func Over(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Class == Unknown && e.Over
+}
+
+// Taken reports whether the far side has refused a create because the id or name is taken, so that the call has made nothing.
+func Taken(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Class == Exists && !e.Over
 }
 
 // An OutdatedError reports that the far side has obeyed a holder of the site lock with a higher epoch.

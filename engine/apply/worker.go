@@ -336,7 +336,7 @@ func (w *worker) act(ctx context.Context) result {
 			return w.stopped(err)
 		}
 		err := w.call(ctx, action, w.wanted(have), have)
-		w.called = w.called || providers.ClassOf(err) != providers.Exists // which says that the call has made nothing
+		w.called = w.called || !providers.Taken(err)
 		if err == nil {
 			w.sent = true
 			if w.chosen { // a process that continues the run must look for it under its actual id

@@ -113,12 +113,15 @@ const withheld = "the remote system's message is withheld because it may contain
 // unsaid returns an error without the text of the far side. What is left comes from our own lists: the class, the code, and
 // whether the call timed out or was cancelled.
 func unsaid(as *providers.Error, err error) error {
-	as.Class, as.Over = providers.ClassOf(err), providers.Over(err)
+	as.Class = providers.ClassOf(err)
 	what := string(as.Class)
 	var of *providers.Error
-	if errors.As(err, &of) && isWord(of.Code) {
-		as.Code = of.Code
-		what += " (" + of.Code + ")"
+	if errors.As(err, &of) {
+		as.Over = of.Over
+		if isWord(of.Code) {
+			as.Code = of.Code
+			what += " (" + of.Code + ")"
+		}
 	}
 	as.Err = errors.New(what + ": " + withheld)
 	for _, ours := range []error{context.DeadlineExceeded, context.Canceled} {

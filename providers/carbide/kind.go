@@ -246,7 +246,9 @@ func (k *kind[O, S]) Create(ctx context.Context, c providers.Call) error {
 	if err = k.wire.create(ctx, full); err == nil {
 		return nil
 	}
-	return k.error(opCreate, &c, k.createClass(ctx, &c, err), err)
+	failed := k.error(opCreate, &c, k.createClass(ctx, &c, err), err)
+	failed.Over = failed.Class == providers.Exists && k.meaning(opCreate, err) != providers.Exists
+	return failed
 }
 
 // Update implements [providers.Kind].
