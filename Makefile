@@ -39,7 +39,7 @@ UNRACED := ./schema/kinds ./schema/load ./providers/carbide
 UNRACED_TESTS := ^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestCallsToList|TestLawsOlderServer)$$
 
 .PHONY: test
-test: deps ## all tests, against real daemons too (15 min)
+test: deps ## all tests, against real daemons too (20 min)
 	export CONVERGE_REAL=1; \
 	go test $(TAGS) -vet=off -count=1 -p 1 -timeout 20m $(TESTFLAGS) -run '$(UNRACED_TESTS)' $(UNRACED) & \
 	go test $(TAGS) -vet=off -count=1 -p 3 -timeout 40m $(TESTFLAGS) ./e2e/node ./e2e $$(go list ./... | grep -vxF "$$(go list $(RACED))"); \
@@ -49,7 +49,7 @@ test: deps ## all tests, against real daemons too (15 min)
 	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -race -timeout 20m $(TESTFLAGS) $(RACED)
 
 .PHONY: torture
-torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (25 min; NIGHTLY=1: for hours)
+torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (15 min; NIGHTLY=1: for hours)
 	e2e/torture.sh $(if $(NIGHTLY),nightly,push)
 
 .PHONY: unit
