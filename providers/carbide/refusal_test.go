@@ -88,7 +88,14 @@ func TestCodes(t *testing.T) {
 			name := fmt.Sprintf("%s-%s", g.code, effect)
 			c := call("vpc", name)
 			c.Want = spec
-			check(g.code, "CreateVpc", effect, pick(g.create), func() error { return s.kind("vpc").Create(t.Context(), c) })
+			check(g.code, "CreateVpc", effect, pick(g.create), func() error {
+				err := s.kind("vpc").Create(t.Context(), c)
+				// That a look shows the thing after another refusal does not say that it was there before.
+				if taken := g.code == codes.AlreadyExists; providers.Taken(err) != taken {
+					t.Errorf("CreateVpc with %s: whether the call has made nothing because the id is taken: %t, want %t", g.code, !taken, taken)
+				}
+				return err
+			})
 			s.ClearFaults()
 			if effect == carbidesim.Before {
 				s.make("vpc", name, spec)
