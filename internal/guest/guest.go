@@ -1,5 +1,6 @@
 // Package guest runs tests on a real Linux kernel, in a virtual machine with the PCI devices, IOMMU and NUMA nodes they ask for.
-// QEMU emulates it, without KVM and without root; a run takes about ten seconds.
+// QEMU emulates it, without KVM and without root; a run takes about ten seconds. A guest has nothing but its kernel and the test, unless
+// its Machine says Userland: then it has the programs of this computer, such as libvirtd, and changes only a copy of its files.
 //
 // A test for a guest is an ordinary test that begins with In, which skips it anywhere but in the guest it is meant for, and returns
 // what only the host knows or can do: the PCI address of a device, hot plug and unplug. A second test of the same package runs on

@@ -23,13 +23,13 @@ var nodeRules = []Rule{
 	{"CV1177", "node-assigned-driver", "PCI function may not be assignable", "A PCI function that a running domain has must be bound to a driver of VFIO", checks{each{named(libvirtDomain), checkAssigned}}},
 }
 
-// open reports whether a resource leaves one of some fields as they are: their values in the document say nothing.
-func open(r *Resource, fields ...string) bool {
+// ignores reports whether a resource leaves one of some fields as it is: its value in the document says nothing then.
+func ignores(r *Resource, fields ...string) bool {
 	return slices.ContainsFunc(r.Lifecycle.Ignore, func(path string) bool { return slices.Contains(fields, path) })
 }
 
 // runs reports whether a domain is to run. One that is stopped may be declared with what it will only get later.
-func runs(r *Resource) bool { return textOf(r.Spec, "state") != "stopped" && !open(r, "state") }
+func runs(r *Resource) bool { return textOf(r.Spec, "state") != "stopped" && !ignores(r, "state") }
 
 // poolOf reads the name of a pool of huge pages: its NUMA node, and the size of a page in bytes. Without one, a page is no bytes long.
 func poolOf(name string) (node, page int64) {
@@ -45,7 +45,7 @@ func poolOf(name string) (node, page int64) {
 // checkHugepages checks a domain by itself: what its pools are, and whether they are large enough for it alone.
 func checkHugepages(st *Site, r *Resource, p *reporter) {
 	pools := listOf(r.Spec, "hugepages")
-	if len(pools) == 0 || open(r, "hugepages", "numa_nodes", "memory") {
+	if len(pools) == 0 || ignores(r, "hugepages", "numa_nodes", "memory") {
 		return
 	}
 	at, memory := []string{"hugepages"}, intOf(r.Spec, "memory")
@@ -60,7 +60,7 @@ func checkHugepages(st *Site, r *Resource, p *reporter) {
 			return
 		}
 		page, nodes = size, append(nodes, node)
-		if pool := st.target(r, hostHugepages, name); pool == nil || open(pool, "count") {
+		if pool := st.target(r, hostHugepages, name); pool == nil || ignores(pool, "count") {
 			known = false // of others
 		} else {
 			count += intOf(pool.Spec, "count")
@@ -100,7 +100,7 @@ var sharedPools = &sharing{
 		switch pools := listOf(r.Spec, "hugepages"); {
 		case r.Ref.Kind == hostHugepages:
 			has(key{r.Ref.Name, r.Ref.Scope})
-		case len(pools) == 1 && runs(r) && !open(r, "hugepages", "memory"):
+		case len(pools) == 1 && runs(r) && !ignores(r, "hugepages", "memory"):
 			name, _ := pools[0].(string)
 			has(key{name, r.Ref.Scope}, "memory")
 		}
@@ -108,7 +108,7 @@ var sharedPools = &sharing{
 	check: func(st *Site, _ *Resource, _ []string, k key, shared []*Resource, n int, p *reporter) {
 		pool := st.index[schema.Ref{Scope: k[1], Kind: hostHugepages, Name: k[0]}]
 		_, page := poolOf(k[0])
-		if n > 0 || pool == nil || !pool.sound || open(pool, "count") || page == 0 {
+		if n > 0 || pool == nil || !pool.sound || ignores(pool, "count") || page == 0 {
 			return // once for each pool that is declared
 		}
 		count, needed := intOf(pool.Spec, "count"), int64(0)
@@ -139,7 +139,7 @@ var sharedVirtualFunctions = &sharing{
 	},
 	check: func(st *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
 		made := st.index[schema.Ref{Scope: k[1], Kind: pciSRIOV, Name: k[0]}]
-		if made == nil || !made.sound || r == made || open(made, "num_vfs") {
+		if made == nil || !made.sound || r == made || ignores(made, "num_vfs") {
 			return
 		}
 		// Functions come before what makes them in the order of refs, so the first of them are those that there are.
@@ -157,7 +157,7 @@ func checkAssigned(st *Site, r *Resource, p *reporter) {
 	}
 	for i, e := range listOf(r.Spec, "hostdevs") {
 		f := st.target(r, pciFunction, objectOf(e)["address"])
-		if f == nil || open(f, "driver") {
+		if f == nil || ignores(f, "driver") {
 			continue // of others, or said elsewhere
 		}
 		if driver := textOf(f.Spec, "driver"); !strings.Contains(driver, "vfio") {
