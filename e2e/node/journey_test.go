@@ -20,6 +20,9 @@ var whole = guest.Machine{
 	Programs: []string{"converge.dev/converge/cmd/converge"},
 }
 
+// password is in the user data of the seed.
+const password = "canary-in-the-seed"
+
 // images is the directory of the pool.
 const images = "/var/lib/libvirt/images/machines"
 
@@ -53,18 +56,18 @@ func TestWholeNode(t *testing.T) {
 	n.converge(0, "plan", "-detailed-exitcode")
 	n.converge(0, "drift").says("No drift")
 	for _, c := range []struct{ says, command string }{
-		{"running", "virsh domstate vm-1"},
+		{"^running$", "virsh domstate vm-1"},
 		{"<driver name='vfio'/>", "virsh dumpxml vm-1"},
 		{"52:54:00:6b:3c:01", "virsh net-dumpxml management"},
-		{"vfio-pci", "readlink /sys/bus/pci/devices/0000:41:00.0/driver"},
+		{"/vfio-pci$", "readlink /sys/bus/pci/devices/0000:41:00.0/driver"},
 		{"/srv/images/debian13", "qemu-img info -U " + images + "/vm-1"},
-		{"64", "cat /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"},
-		{"0", "cat /sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages"},
-		{"101", "ovs-vsctl get port probe-101 tag"},
-		{"101", "ovs-vsctl --bare --columns=tag find port name!=probe-101 tag=101"},
+		{"^64$", "cat /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"},
+		{"^0$", "cat /sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages"},
+		{"^101$", "ovs-vsctl get port probe-101 tag"},
+		{"^101$", "ovs-vsctl --bare --columns=tag find port name!=probe-101 tag=101"},
 	} {
-		if got := n.sh(c.command); !strings.Contains(got, c.says) {
-			t.Errorf("%s prints %q, want %q in it", c.command, got, c.says)
+		if got := n.sh(c.command); !regexp.MustCompile("(?m)" + c.says).MatchString(got) {
+			t.Errorf("%s prints %q, want what matches %q", c.command, got, c.says)
 		}
 	}
 
@@ -160,10 +163,13 @@ func (n *node) converge(status int, args ...string) printed {
 	n.Helper()
 	cmd := exec.Command("converge", args...)
 	cmd.Dir = n.dir
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + n.dir, "VM_1_USER_DATA=#cloud-config\npassword: hunter2\n"}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + n.dir, "VM_1_USER_DATA=#cloud-config\npassword: " + password + "\n"}
 	out, _ := cmd.CombinedOutput() // the status says what the error does
 	if got := cmd.ProcessState.ExitCode(); got != status {
 		n.Fatalf("converge %s exits with %d, want %d:\n%s", strings.Join(args, " "), got, status, out)
+	}
+	if strings.Contains(string(out), password) {
+		n.Errorf("converge %s prints the secret of the seed:\n%s", strings.Join(args, " "), out)
 	}
 	return printed{n, args, string(out)}
 }
