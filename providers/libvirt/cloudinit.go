@@ -48,8 +48,8 @@ func (seeds) list(ctx context.Context, c conn, ids []string) ([]providers.Thing,
 		if v.Capacity == nil || !isSeed(v.Name, v.Capacity.Value) {
 			return nil
 		}
-		image, err := c.download(ctx, pool, v.Name, cidata.Size)
-		if err != nil {
+		image, err := listed(ctx, c, pool, v.Name)
+		if err != nil || image == nil {
 			return err
 		}
 		th := providers.Thing{ID: pool + "/" + v.Name, Name: strings.TrimSuffix(v.Name, seedEnding), Phase: providers.Ready}
@@ -73,6 +73,21 @@ func (seeds) list(ctx context.Context, c conn, ids []string) ([]providers.Thing,
 		return nil
 	})
 	return found, err
+}
+
+// listed returns what is in a volume that was just listed; nothing when it does not exist any more. libvirt lists a volume before it has
+// allocated it, and still after it has deleted the file, and refuses to read it then. That lasts a moment, for which no look at the others
+// should fail.
+func listed(ctx context.Context, c conn, pool, name string) (image []byte, err error) {
+	err = moment.Do(ctx, func() (over bool, err error) {
+		image, err = c.download(ctx, pool, name, cidata.Size)
+		a := (*answer)(nil)
+		if errors.As(err, &a) && a.class == providers.Absent {
+			return true, nil
+		}
+		return a == nil, err
+	})
+	return image, err
 }
 
 // versionOf returns a version that tells nothing of the user data: the time of the last write stands for it.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -274,6 +275,32 @@ func TestSeedCut(t *testing.T) {
 					})
 				}
 			}
+		}
+	}
+}
+
+// TestSeedListedEarly: a seed that is listed before it is allocated, or after it was deleted, is no reason not to know the others.
+func TestSeedListedEarly(t *testing.T) {
+	for _, c := range []struct {
+		says  error
+		times int
+		sees  bool
+	}{
+		{refusal("volume 'web.cidata.iso' is still being allocated."), 1, true},
+		{&answer{class: providers.Absent, err: errors.New("no storage vol with matching name")}, math.MaxInt, false},
+	} {
+		f := newSeedFake()
+		p := f.open(t)
+		mustDo(t, createSeed(t, p, seedSpec("i-1", "")))
+		f.unread = func() error {
+			if c.times == 0 {
+				return nil
+			}
+			c.times--
+			return c.says
+		}
+		if th := lookSeed(t, p); (th != nil) != c.sees {
+			t.Errorf("after %q, the look shows %v", c.says, th)
 		}
 	}
 }

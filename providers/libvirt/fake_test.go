@@ -38,6 +38,7 @@ type fake struct {
 	cut int
 	// observing is called by each look at objects.
 	observing func(ctx context.Context)
+	unread    func() error // what a download ends with before it begins; nil: nothing
 }
 
 func newFake() *fake {
@@ -193,6 +194,11 @@ func (f *fake) upload(_ context.Context, pool, name string, offset uint64, b []b
 func (f *fake) download(_ context.Context, pool, name string, bytes uint64) ([]byte, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.unread != nil {
+		if err := f.unread(); err != nil {
+			return nil, err
+		}
+	}
 	if f.files[pool][name] == "" {
 		return nil, &answer{class: providers.Absent, err: errorText("no storage volume with that name")}
 	}
