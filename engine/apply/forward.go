@@ -67,6 +67,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
 	stop, told := make(chan struct{}), false
+	lanes := newLanes()
 	for {
 		select { // before any step begins, whatever else has happened meanwhile
 		case <-interrupt:
@@ -83,7 +84,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 			told = true
 		}
 		for !stopped && len(r.flying) < r.turns.most() && r.turns.try() {
-			step := r.next(s, undo)
+			step := r.next(s, lanes, undo)
 			if step == nil {
 				<-r.turns.taken // nothing waits for it
 				break
@@ -96,6 +97,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 		select {
 		case res := <-r.results:
 			delete(r.flying, res.step)
+			lanes.leave(res.step)
 			if res.turn {
 				<-r.turns.taken
 			}
@@ -169,21 +171,25 @@ func (r *run) stop(ctx context.Context) {
 	}
 }
 
-// next returns the step to start now; nil when there is none. Steps that wait for their provider are passed over.
-func (r *run) next(s *graph.Schedule, undo bool) *plan.Step {
-	if step := r.gate.pop(); step != nil {
-		return step
-	}
+// next returns the step to start now; nil when there is none. Steps that wait for their provider or in their lane are passed over.
+func (r *run) next(s *graph.Schedule, lanes *lanes, undo bool) *plan.Step {
 	for {
-		i, ok := s.Next()
-		if !ok {
-			return nil
+		step := lanes.pop()
+		if step == nil {
+			step = r.gate.pop()
 		}
-		step := &r.Plan.Steps[i]
-		switch {
-		case !undo && !r.ready(i):
-			s.Drop(i)
-		case !r.gate.join(step, r.provider(step)):
+		if step == nil {
+			i, ok := s.Next()
+			if !ok {
+				return nil
+			}
+			if step = &r.Plan.Steps[i]; !undo && !r.ready(i) {
+				s.Drop(i)
+				continue
+			}
+		}
+		served, p, _ := r.Providers.Find(step.Ref.Scope, step.Ref.Kind)
+		if !r.gate.join(step, p) && lanes.enter(step, served.Traits.Serial) {
 			return step
 		}
 	}

@@ -38,8 +38,6 @@ func (seeds) traits(common providers.Traits) providers.Traits {
 	return common
 }
 
-func (seeds) alone() bool { return false }
-
 func (seeds) told() (o object, ids func(string) []string, ok bool) { return 0, nil, false }
 
 func (seeds) list(ctx context.Context, c conn, ids []string) ([]providers.Thing, error) {

@@ -32,6 +32,8 @@ type conn interface {
 	stop(ctx context.Context, o object, name string) error
 	autostart(ctx context.Context, o object, name string, on bool) error
 
+	// directories returns the names of the pools that are directories.
+	directories(ctx context.Context) ([]string, error)
 	// build makes the directory of a stopped pool when that does not exist.
 	build(ctx context.Context, pool string) error
 	// volumes returns the definitions of the volumes of a pool with the given names, of all when names is nil. Those that do not exist

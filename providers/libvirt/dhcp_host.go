@@ -19,13 +19,11 @@ type dhcpHosts struct{}
 
 // traits: libvirt refuses a second reservation of a network for a MAC address or for an address.
 func (dhcpHosts) traits(common providers.Traits) providers.Traits {
-	common.ID = "{network}/{name}"
+	common.ID, common.Serial = "{network}/{name}", true
 	common.SetLast = []string{"in_effect"}
 	common.Exclusive = []providers.Exclusive{{Field: "mac", Within: "network"}, {Field: "ip", Within: "network"}}
 	return common
 }
-
-func (dhcpHosts) alone() bool { return true }
 
 func (dhcpHosts) told() (object, func(string) []string, bool) {
 	return networkObject, func(string) []string { return nil }, true

@@ -229,7 +229,7 @@ func (l *library) read(ctx context.Context, o object, names []string) ([]definit
 	if err := l.begin(ctx); err != nil {
 		return nil, err
 	}
-	handles, err := l.handles(o, names)
+	handles, seen, err := l.handles(o, names)
 	defer func() {
 		for _, h := range handles {
 			free(h)
@@ -243,7 +243,7 @@ func (l *library) read(ctx context.Context, o object, names []string) ([]definit
 		if err := l.begin(ctx); err != nil {
 			return nil, err
 		}
-		switch d, err := l.definition(h); {
+		switch d, err := l.definition(h, seen); {
 		case isAbsent(err): // it was deleted meanwhile
 		case err != nil:
 			return nil, l.result(err)
@@ -260,43 +260,119 @@ func isAbsent(err error) bool {
 		errors.Is(err, virt.ERR_NO_STORAGE_VOL) || errors.Is(err, virt.ERR_NO_DOMAIN)
 }
 
-// handles finds objects by name; all when names is nil.
-func (l *library) handles(o object, names []string) (found []handle, err error) {
-	if names == nil {
-		switch o {
-		case poolObject:
-			pools, err := l.c.ListAllStoragePools(0)
-			for i := range pools {
-				found = append(found, &pools[i])
-			}
-			return found, err
-		case domainObject:
-			domains, err := l.c.ListAllDomains(0)
-			for i := range domains {
-				found = append(found, &domains[i])
-			}
-			return found, err
+// A sieve is what libvirt can list objects by.
+type sieve int
+
+// The sieves; the last three are those of domains.
+const (
+	isAny sieve = iota
+	isActive
+	isPersistent
+	isAutostarted
+	isRunning
+	isPaused
+	isOff
+)
+
+// list returns the objects that are held back by a sieve.
+func (l *library) list(o object, by sieve) (found []handle, err error) {
+	switch o {
+	case poolObject:
+		flags := []virt.ConnectListAllStoragePoolsFlags{
+			0, virt.CONNECT_LIST_STORAGE_POOLS_ACTIVE, virt.CONNECT_LIST_STORAGE_POOLS_PERSISTENT, virt.CONNECT_LIST_STORAGE_POOLS_AUTOSTART,
 		}
-		networks, err := l.c.ListAllNetworks(0)
-		for i := range networks {
-			found = append(found, &networks[i])
+		pools, err := l.c.ListAllStoragePools(flags[by])
+		for i := range pools {
+			found = append(found, &pools[i])
 		}
 		return found, err
+	case domainObject:
+		flags := []virt.ConnectListAllDomainsFlags{
+			0, virt.CONNECT_LIST_DOMAINS_ACTIVE, virt.CONNECT_LIST_DOMAINS_PERSISTENT, virt.CONNECT_LIST_DOMAINS_AUTOSTART,
+			virt.CONNECT_LIST_DOMAINS_RUNNING, virt.CONNECT_LIST_DOMAINS_PAUSED, virt.CONNECT_LIST_DOMAINS_SHUTOFF,
+		}
+		domains, err := l.c.ListAllDomains(flags[by])
+		for i := range domains {
+			found = append(found, &domains[i])
+		}
+		return found, err
+	}
+	flags := []virt.ConnectListAllNetworksFlags{
+		0, virt.CONNECT_LIST_NETWORKS_ACTIVE, virt.CONNECT_LIST_NETWORKS_PERSISTENT, virt.CONNECT_LIST_NETWORKS_AUTOSTART,
+	}
+	networks, err := l.c.ListAllNetworks(flags[by])
+	for i := range networks {
+		found = append(found, &networks[i])
+	}
+	return found, err
+}
+
+// A view has the names of the objects that a sieve has held back. Of a nil view, libvirt is asked about each object.
+type view map[sieve]map[string]bool
+
+// of returns the view in which to look for an object: none for one that is gone or new since the lists were made, as each of them is of
+// another moment. All others are stored or run.
+func (v view) of(name string) view {
+	if v[isPersistent][name] || v[isActive][name] {
+		return v
+	}
+	return nil
+}
+
+// look lists objects by some sieves: a few calls, where asking about each object would take as many for each.
+func (l *library) look(o object, sieves ...sieve) (view, error) {
+	seen := view{}
+	for _, by := range sieves {
+		handles, err := l.list(o, by)
+		seen[by] = make(map[string]bool, len(handles))
+		for _, h := range handles {
+			if name, err := h.GetName(); err == nil { // the library knows it without a call
+				seen[by][name] = true
+			}
+			free(h)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return seen, nil
+}
+
+// is reports whether an object is among those that a sieve holds back.
+func (v view) is(by sieve, name string, ask func() (bool, error)) (bool, error) {
+	if v == nil {
+		return ask()
+	}
+	return v[by][name], nil
+}
+
+// handles finds objects by name; all when names is nil, and with them what there is to see of them at once.
+func (l *library) handles(o object, names []string) (found []handle, seen view, err error) {
+	if names == nil {
+		if found, err = l.list(o, isAny); err != nil {
+			return found, nil, err
+		}
+		sieves := []sieve{isActive, isPersistent, isAutostarted}
+		if o == domainObject {
+			sieves = append(sieves, isRunning, isPaused, isOff)
+		}
+		seen, err = l.look(o, sieves...)
+		return found, seen, err
 	}
 	for _, name := range names {
 		switch h, err := l.lookup(o, name); {
 		case isAbsent(err):
 		case err != nil:
-			return found, err
+			return found, nil, err
 		default:
 			found = append(found, h)
 		}
 	}
-	return found, nil
+	return found, nil, nil
 }
 
 // definition reads an object.
-func (l *library) definition(h handle) (d definition, err error) {
+func (l *library) definition(h handle, seen view) (d definition, err error) {
 	read := func(inactive bool) (string, error) {
 		stored := inactive && !l.memory
 		switch h := h.(type) {
@@ -318,28 +394,29 @@ func (l *library) definition(h handle) (d definition, err error) {
 	if d.name, err = h.GetName(); err != nil {
 		return d, err
 	}
-	persistent, err := h.IsPersistent()
+	seen = seen.of(d.name)
+	stays, err := seen.is(isPersistent, d.name, h.IsPersistent)
 	if err != nil {
 		return d, err
 	}
-	d.transient = !persistent
-	active, err := h.IsActive()
+	d.transient = !stays
+	runs, err := seen.is(isActive, d.name, h.IsActive)
 	if err != nil {
 		return d, err
 	}
-	if active {
+	if runs {
 		if d.running, err = read(false); err != nil {
 			return d, err
 		}
 	}
-	if d.stored = d.running; persistent {
+	if d.stored = d.running; stays {
 		if d.stored, err = read(true); err != nil {
 			return d, err
 		}
-		d.autostart, err = h.GetAutostart()
+		d.autostart, err = seen.is(isAutostarted, d.name, h.GetAutostart)
 	}
 	if domain, ok := h.(*virt.Domain); ok && err == nil {
-		d.state, err = stateOf(domain)
+		d.state, err = stateOf(domain, d, seen)
 	}
 	return d, err
 }
@@ -352,8 +429,17 @@ func domainXML(d *virt.Domain, stored bool) (string, error) {
 	return d.GetXMLDesc(virt.DOMAIN_XML_SECURE)
 }
 
-func stateOf(d *virt.Domain) (string, error) {
-	state, _, err := d.GetState()
+// stateOf returns the state of a domain whose definition was read. It asks when it has seen none that goes with that.
+func stateOf(domain *virt.Domain, d definition, seen view) (string, error) {
+	switch runs := d.running != ""; {
+	case runs && seen[isRunning][d.name]:
+		return "running", nil
+	case runs && seen[isPaused][d.name]:
+		return "paused", nil
+	case !runs && seen[isOff][d.name]:
+		return "stopped", nil
+	}
+	state, _, err := domain.GetState()
 	switch state {
 	case virt.DOMAIN_SHUTOFF:
 		return "stopped", err

@@ -89,31 +89,32 @@ func (l *library) domains(ctx context.Context) ([]definition, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, err
 	}
-	ds, err := l.c.ListAllDomains(0)
+	handles, err := l.list(domainObject, isAny)
+	defer func() {
+		for _, h := range handles {
+			free(h)
+		}
+	}()
+	var seen view
+	if err == nil {
+		seen, err = l.look(domainObject, isActive)
+	}
 	if err != nil {
 		return nil, l.result(err)
 	}
-	defer func() {
-		for i := range ds {
-			free(&ds[i])
-		}
-	}()
 	var found []definition
-	for i := range ds {
+	for _, h := range handles {
 		if err := l.begin(ctx); err != nil {
 			return nil, err
 		}
 		var d definition
-		d.name, err = ds[i].GetName()
-		active := false
+		domain := h.(*virt.Domain)
+		d.name, err = domain.GetName()
 		if err == nil {
-			active, err = ds[i].IsActive()
+			d.stored, err = domain.GetXMLDesc(virt.DOMAIN_XML_INACTIVE)
 		}
-		if err == nil {
-			d.stored, err = ds[i].GetXMLDesc(virt.DOMAIN_XML_INACTIVE)
-		}
-		if err == nil && active {
-			d.running, err = ds[i].GetXMLDesc(0)
+		if err == nil && seen[isActive][d.name] {
+			d.running, err = domain.GetXMLDesc(0)
 		}
 		switch {
 		case isAbsent(err):

@@ -25,6 +25,20 @@ func (l *library) withVolume(ctx context.Context, pool, name string, call func(v
 	})
 }
 
+func (l *library) directories(ctx context.Context) (names []string, err error) {
+	if err := l.begin(ctx); err != nil {
+		return nil, err
+	}
+	pools, err := l.c.ListAllStoragePools(virt.CONNECT_LIST_STORAGE_POOLS_DIR)
+	for i := range pools {
+		defer free(&pools[i])
+		if name, err := pools[i].GetName(); err == nil { // the library knows it without a call
+			names = append(names, name)
+		}
+	}
+	return names, l.result(err)
+}
+
 // volumes fails when a file is gone that the pool lists: what is missing because a directory is not mounted must not look absent.
 func (l *library) volumes(ctx context.Context, pool string, names []string) ([]string, error) {
 	var found []string

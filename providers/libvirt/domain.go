@@ -31,8 +31,6 @@ func (domains) traits(common providers.Traits) providers.Traits {
 	return common
 }
 
-func (domains) alone() bool { return false }
-
 func (domains) told() (object, func(string) []string, bool) {
 	return domainObject, func(name string) []string { return []string{name} }, true
 }

@@ -122,9 +122,23 @@ func (f *fake) autostart(_ context.Context, o object, name string, on bool) erro
 	return f.act("autostart", o, name, func(d *definition) { d.autostart = on })
 }
 
+func (f *fake) directories(ctx context.Context) ([]string, error) {
+	ds, err := f.read(ctx, poolObject, nil)
+	var names []string
+	for _, d := range ds {
+		if strings.Contains(d.stored, "<pool type='dir'>") || strings.Contains(d.stored, `<pool type="dir">`) {
+			names = append(names, d.name)
+		}
+	}
+	return names, err
+}
+
 func (f *fake) volumes(_ context.Context, pool string, names []string) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if d, ok := f.objects[poolObject][pool]; ok && d.running == "" {
+		return nil, &answer{class: providers.Invalid, err: errorText("storage pool '" + pool + "' is not active")}
+	}
 	var found []string
 	for _, name := range slices.Sorted(maps.Keys(f.files[pool])) {
 		if names == nil || slices.Contains(names, name) {

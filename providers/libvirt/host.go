@@ -231,8 +231,8 @@ func patiently[T any](ctx context.Context, call func() (T, error)) (T, error) {
 	}
 }
 
-// on makes calls on the connection, one after the other, in one of its maxCalls places. The provider's Limit is not enough for that: it
-// counts neither watches and probes, nor the calls that go on after their callers have gone.
+// on makes calls on the connection, one after the other, in one of its maxCalls places. The provider's Limit would not do for that: it
+// counts neither watches and probes, nor the calls that go on after their callers have gone, but those that wait for others.
 func on[T any](ctx context.Context, h *host, calls func(c conn) (T, error)) (T, error) {
 	var none T
 	l, err := h.connect(ctx)

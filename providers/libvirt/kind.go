@@ -25,8 +25,6 @@ type noun interface {
 	// update and remove get the thing as it was just read.
 	update(ch *change, have providers.Thing, want schema.Object) error
 	remove(ch *change, have providers.Thing) error
-	// alone says that changes are made one after the other, with those of other such kinds.
-	alone() bool
 	// told returns the sort of objects whose events tell of changes, and the ids that the event of one means, none meaning any.
 	// Without ok, libvirt tells of none.
 	told() (o object, ids func(name string) []string, ok bool)
@@ -56,8 +54,9 @@ func refuseUsed(format string, args ...any) error {
 // A kind adds the four verbs to a noun.
 type kind struct {
 	*host
-	name string
-	noun noun
+	name   string
+	noun   noun
+	serial bool // changes are made one after the other, with those of other such kinds
 }
 
 // List implements [providers.Kind].
@@ -144,16 +143,18 @@ type change struct {
 // change reads the thing of a call and lets act change it.
 func (k *kind) change(ctx context.Context, op string, c providers.Call, act func(ch *change, have *providers.Thing) error) error {
 	ch := &change{ctx: ctx, host: k.host, call: c}
+	unlock := func() {}
+	if k.serial { // who waits for that occupies none of the places of the connection
+		turn, err := k.changing.Lock(ctx, "networks")
+		if err != nil {
+			return k.fail(op, c.Ref, &lost{unsent: true, err: err}, ch)
+		}
+		unlock = sync.OnceFunc(turn)
+	}
 	_, err := on(ctx, k.host, func(conn conn) (struct{}, error) {
+		defer unlock() // which may be long after the caller has gone
 		var none struct{}
 		ch.conn = conn
-		if k.noun.alone() {
-			unlock, err := k.changing.Lock(ctx, "networks")
-			if err != nil {
-				return none, &lost{unsent: true, err: err}
-			}
-			defer unlock()
-		}
 		things, err := k.things(ctx, conn, []string{c.ID})
 		if err != nil {
 			return none, err
@@ -164,6 +165,9 @@ func (k *kind) change(ctx context.Context, op string, c providers.Call, act func
 		}
 		return none, act(ch, have)
 	})
+	if cut := (*lost)(nil); errors.As(err, &cut) && cut.unsent { // nothing was begun, or it is over
+		unlock()
+	}
 	return k.fail(op, c.Ref, err, ch)
 }
 

@@ -136,15 +136,16 @@ func open(ctx context.Context, o Options, dial dialer) (*providers.Provider, err
 	var kinds []providers.Served
 	for _, name := range slices.Sorted(maps.Keys(nouns)) {
 		n := nouns[name]
-		k := &kind{host: h, name: name, noun: n}
-		served := providers.Served{Name: name, Traits: n.traits(common), Kind: k}
+		traits := n.traits(common)
+		k := &kind{host: h, name: name, noun: n, serial: traits.Serial}
+		served := providers.Served{Name: name, Traits: traits, Kind: k}
 		if _, _, ok := n.told(); ok {
 			served.Watch = k.watch
 		}
 		kinds = append(kinds, served)
 	}
 	p := providers.New("libvirt", o.Node, h.close, kinds...)
-	p.Permit, p.Health, p.Build, p.Limit = h.permit, h.healthy, h.build, maxCalls
+	p.Permit, p.Health, p.Build = h.permit, h.healthy, h.build // the connection has its own limit of calls
 	return p, nil
 }
 

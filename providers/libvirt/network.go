@@ -19,13 +19,12 @@ import (
 // networks is the kind libvirt.network.
 type networks struct{}
 
-// traits: a network is started once it is stored, and restarted for what is changed.
+// traits: a network is started once it is stored, and restarted for what is changed. libvirt starts and stops one after the other.
 func (networks) traits(common providers.Traits) providers.Traits {
+	common.Serial = true
 	common.SetLast = []string{"active", "autostart", "in_effect"}
 	return common
 }
-
-func (networks) alone() bool { return true }
 
 func (networks) told() (object, func(string) []string, bool) {
 	return networkObject, func(name string) []string { return []string{name} }, true

@@ -21,8 +21,6 @@ func (pools) traits(common providers.Traits) providers.Traits {
 	return common
 }
 
-func (pools) alone() bool { return false }
-
 func (pools) told() (object, func(string) []string, bool) {
 	return poolObject, func(name string) []string { return []string{name} }, true
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"slices"
@@ -31,8 +32,6 @@ func (volumes) traits(common providers.Traits) providers.Traits {
 	return common
 }
 
-func (volumes) alone() bool { return false }
-
 func (volumes) told() (o object, ids func(string) []string, ok bool) { return 0, nil, false }
 
 func (volumes) list(ctx context.Context, c conn, ids []string) ([]providers.Thing, error) {
@@ -48,39 +47,24 @@ func (volumes) list(ctx context.Context, c conn, ids []string) ([]providers.Thin
 	return found, err
 }
 
-// eachVolume visits the volumes with the given ids, all when ids is nil. It reads the pools first. libvirt does not know what is in a pool
-// that is stopped, and what is unknown must not look absent, so then it fails.
+// eachVolume visits the volumes with the given ids, all when ids is nil. libvirt does not know what is in a pool that is stopped, and what
+// is unknown must not look absent, so then it fails.
 func eachVolume(ctx context.Context, c conn, ids []string, visit func(pool string, v *libvirtxml.StorageVolume) error) error {
-	wanted := map[string][]string{} // by pool
-	var pools []string              // nil: all
-	for _, id := range ids {
-		pool, name, ok := strings.Cut(id, "/")
-		if !ok {
-			continue
-		}
-		if wanted[pool] == nil {
-			pools = append(pools, pool)
-		}
-		wanted[pool] = append(wanted[pool], name)
-	}
-	if ids != nil && pools == nil {
-		return nil
-	}
-	ds, err := c.read(ctx, poolObject, pools)
+	wanted, err := wantedOf(ctx, c, ids)
 	if err != nil {
 		return err
 	}
-	for _, d := range ds {
-		xmls, err := inPool(ctx, c, d, wanted[d.name])
+	for _, pool := range slices.Sorted(maps.Keys(wanted)) {
+		xmls, err := inPool(ctx, c, pool, wanted[pool])
 		if err != nil {
 			return err
 		}
 		for _, xml := range xmls {
 			var v libvirtxml.StorageVolume
 			if err := v.Unmarshal(xml); err != nil {
-				return fmt.Errorf("the definition of a volume of pool %s: %w", d.name, err)
+				return fmt.Errorf("the definition of a volume of pool %s: %w", pool, err)
 			}
-			if err := visit(d.name, &v); err != nil {
+			if err := visit(pool, &v); err != nil {
 				return err
 			}
 		}
@@ -88,36 +72,66 @@ func eachVolume(ctx context.Context, c conn, ids []string, visit func(pool strin
 	return nil
 }
 
+// wantedOf returns the names in ids by their pools, of those that are directories; without ids every such pool, with nil for all names.
+func wantedOf(ctx context.Context, c conn, ids []string) (wanted map[string][]string, err error) {
+	wanted = map[string][]string{}
+	if ids == nil {
+		pools, err := c.directories(ctx)
+		for _, pool := range pools {
+			wanted[pool] = nil
+		}
+		return wanted, err
+	}
+	for _, id := range ids {
+		if pool, name, ok := strings.Cut(id, "/"); ok {
+			wanted[pool] = append(wanted[pool], name)
+		}
+	}
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	ds, err := c.read(ctx, poolObject, slices.Sorted(maps.Keys(wanted)))
+	if err != nil {
+		return nil, err
+	}
+	there := map[string][]string{}
+	for _, d := range ds {
+		switch p, err := directory(d); {
+		case err != nil:
+			return nil, fmt.Errorf("the definition of pool %s: %w", d.name, err)
+		case p != nil:
+			there[d.name] = wanted[d.name]
+		}
+	}
+	return there, nil
+}
+
 // moment is how long what is being created or deleted may look broken: about two seconds.
 var moment = retry.Policy{First: 100 * time.Millisecond, Cap: 400 * time.Millisecond, Tries: 7}
 
-// inPool returns the definitions of volumes of a pool that was just read. A pool that is being created or deleted is stopped for a moment,
-// for which no look at the volumes of others should fail.
-func inPool(ctx context.Context, c conn, d definition, names []string) (xmls []string, err error) {
-	err = moment.Do(ctx, func() (over bool, err error) {
-		p, err := directory(d)
+// inPool returns the definitions of volumes of a pool. One that is being created or deleted is stopped for a moment, for which no look at
+// the volumes of others should fail.
+func inPool(ctx context.Context, c conn, pool string, names []string) (xmls []string, err error) {
+	if xmls, err = c.volumes(ctx, pool, names); !errors.As(err, new(*answer)) {
+		return xmls, err
+	}
+	ran := false
+	err = moment.Do(ctx, func() (over bool, _ error) {
+		ds, failed := c.read(ctx, poolObject, []string{pool})
 		switch {
-		case err != nil:
-			return true, fmt.Errorf("the definition of pool %s: %w", d.name, err)
-		case p == nil:
-			return true, nil
-		case *p.Active:
-			if xmls, err = c.volumes(ctx, d.name, names); !errors.As(err, new(*answer)) {
-				return true, err
-			}
-		default:
-			err = refuse(providers.Invalid, "pool %s is stopped, so its volumes are unknown", d.name)
-		}
-		switch again, failed := c.read(ctx, poolObject, []string{d.name}); {
 		case failed != nil:
 			return true, failed
-		case len(again) == 0: // it is deleted, and was empty
+		case len(ds) == 0: // it is deleted, and was empty
 			return true, nil
-		default:
-			over = *p.Active && again[0].running != "" // it is not the pool
-			d = again[0]
-			return over, err
+		case ds[0].running == "":
+			ran = false
+			return false, refuse(providers.Invalid, "pool %s is stopped, so its volumes are unknown", pool)
+		case ran: // it is not the pool
+			return true, err
 		}
+		ran = true
+		xmls, err = c.volumes(ctx, pool, names)
+		return !errors.As(err, new(*answer)), err
 	})
 	return xmls, err
 }
