@@ -22,6 +22,7 @@ type host struct {
 	// changing excludes changes of networks. libvirt has no conditional change, so that ours exclude at least each other; and it may give
 	// two networks that are defined at the same time the same bridge.
 	changing keyed.Mutex
+	users    joint[users] // what may use an image, for those who delete one
 
 	mu      sync.Mutex    // not held while anything is waited for
 	link    *link         // the newest; nil before the first

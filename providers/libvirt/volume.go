@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -275,7 +274,11 @@ func (volumes) update(ch *change, have providers.Thing, want schema.Object) erro
 	if err != nil {
 		return err
 	}
-	uses, err := ch.uses(image{h.Pool, v.Name, v.Target.Path})
+	domains, err := ch.machines()
+	if err != nil {
+		return err
+	}
+	uses, err := ch.uses(image{h.Pool, v.Name, v.Target.Path}, domains)
 	if err != nil {
 		return err
 	}
@@ -300,23 +303,17 @@ func (volumes) remove(ch *change, have providers.Thing) error {
 		return err
 	}
 	i := image{pool, name, v.Target.Path}
-	all, err := (volumes{}).list(ch.ctx, ch, nil)
+	there, err := ch.host.users.read(ch.ctx, func() (users, error) { return ch.usersOf() })
 	if err != nil {
 		return err
 	}
-	for _, th := range all {
-		backing, _ := th.Spec["backing"].(string)
-		is := backing == have.ID
-		if strings.HasPrefix(backing, "/") { // no pool has it by this path
-			if is, err = ch.leads(backing, i); err != nil {
-				return err
-			}
-		}
-		if is {
-			return refuseUsed("volume %s is the backing volume of %s", have.ID, th.ID)
-		}
+	switch by, err := ch.basedOn(i, there.volumes); {
+	case err != nil:
+		return err
+	case by != "":
+		return refuseUsed("volume %s is the backing volume of %s", have.ID, by)
 	}
-	uses, err := ch.uses(i)
+	uses, err := ch.uses(i, there.domains)
 	if err != nil {
 		return err
 	}
@@ -324,122 +321,4 @@ func (volumes) remove(ch *change, have providers.Thing) error {
 		return refuseUsed("volume %s is %s", have.ID, uses[0])
 	}
 	return ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name) })
-}
-
-// A use is what a domain needs an image for.
-type use struct {
-	domain string
-	as     string // such as "disk vda"
-	device string // the disk whose top image it is, which a running domain writes; otherwise empty
-	runs   bool   // the domain is running with it
-}
-
-func (u use) String() string { return u.as + " of domain " + u.domain }
-
-// uses returns what domains need an image for.
-func (ch *change) uses(image image) ([]use, error) {
-	ds, err := ch.domains(ch.ctx)
-	if err != nil {
-		return nil, err
-	}
-	var found []use
-	for _, d := range ds {
-		for _, xml := range []string{d.running, d.stored} {
-			if xml == "" {
-				continue
-			}
-			var domain libvirtxml.Domain
-			if err := domain.Unmarshal(xml); err != nil {
-				return nil, fmt.Errorf("the definition of domain %s: %w", d.name, err)
-			}
-			for _, n := range needs(&domain) {
-				switch is, err := ch.isImage(n.source, image); {
-				case err != nil:
-					return nil, err
-				case is:
-					found = append(found, use{d.name, n.as, n.device, xml == d.running})
-				}
-			}
-		}
-	}
-	return found, nil
-}
-
-// A need is something that a domain opens.
-type need struct {
-	as, device string // as those of a use
-	source     *libvirtxml.DomainDiskSource
-}
-
-// needs returns what a domain opens and may be an image: its disks, what those are based on or copied to, and what it boots.
-func needs(d *libvirtxml.Domain) []need {
-	var found []need
-	if d.Devices != nil {
-		for _, disk := range d.Devices.Disks {
-			device := ""
-			if disk.Target != nil {
-				device = disk.Target.Dev
-			}
-			below := func(as string, b *libvirtxml.DomainDiskBackingStore) {
-				for ; b != nil; b = b.BackingStore {
-					found = append(found, need{as, "", b.Source})
-				}
-			}
-			found = append(found, need{"disk " + device, device, disk.Source})
-			below("what is below disk "+device, disk.BackingStore)
-			if m := disk.Mirror; m != nil {
-				as := "the copy of disk " + device
-				found = append(found, need{as, "", m.Source})
-				below(as, m.BackingStore)
-			}
-		}
-	}
-	if d.OS == nil {
-		return found
-	}
-	file := func(as, path string) {
-		found = append(found, need{as, "", &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: strings.TrimSpace(path)}}})
-	}
-	file("the kernel", d.OS.Kernel)
-	file("the initrd", d.OS.Initrd)
-	if d.OS.Loader != nil {
-		file("the loader", d.OS.Loader.Path)
-	}
-	if n := d.OS.NVRam; n != nil {
-		file("the nvram", n.NVRam)
-		file("the nvram", n.Template)
-		found = append(found, need{"the nvram", "", n.Source})
-	}
-	return found
-}
-
-// An image is a volume with its path.
-type image struct{ pool, volume, path string }
-
-func (ch *change) isImage(s *libvirtxml.DomainDiskSource, i image) (bool, error) {
-	switch {
-	case s == nil:
-		return false, nil
-	case s.Volume != nil:
-		return s.Volume.Pool == i.pool && s.Volume.Volume == i.volume, nil
-	case s.File != nil:
-		return ch.leads(s.File.File, i)
-	}
-	return false, nil
-}
-
-// leads reports whether a path leads to an image. libvirt does not follow symbolic links; on its own node this program can.
-func (ch *change) leads(path string, i image) (bool, error) {
-	if path == "" || path == i.path {
-		return path != "", nil
-	}
-	if ch.host.here() {
-		a, err := os.Stat(path)
-		b, err2 := os.Stat(i.path)
-		if err == nil && err2 == nil && os.SameFile(a, b) {
-			return true, nil
-		}
-	}
-	pool, name, err := ch.volumeAt(ch.ctx, path)
-	return pool == i.pool && name == i.volume, err
 }
