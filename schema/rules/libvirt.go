@@ -15,6 +15,7 @@ const (
 var libvirtRules = []Rule{
 	{"CV1169", "libvirt-device", "Devices of a domain contradict each other", "The devices of a domain must have their own names and boot orders, and each interface one place to be attached to", checks{each{named(libvirtDomain), checkDevices}}},
 	{"CV1170", "libvirt-shared", "Device is in two domains", "A PCI function must be in only one domain, and so must a volume that a domain can write to", checks{sharedFunctions, sharedVolumes}},
+	{"CV1178", "libvirt-reservation", "Reservation may come too late", "A domain for which an address is reserved must be made after the reservation", checks{lateReservations}},
 }
 
 // checkDevices compares the devices of one domain. Two in the same list with the same key are reported by the rule duplicate-key.
@@ -83,4 +84,26 @@ var sharedVolumes = &sharing{
 		}
 	},
 	check: taken("The volume %s is already a disk of %s, and they would overwrite each other's data. Use another volume, or set read_only in both."),
+}
+
+// lateReservations warns of a domain that may ask for its address before that is reserved: it would get another one, and keep it for as
+// long as the lease lasts.
+var lateReservations = &sharing{
+	of: named(libvirtDHCPHost, libvirtDomain),
+	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+		if r.Ref.Kind == libvirtDHCPHost {
+			has(key{r.Ref.Scope + "/" + textOf(r.Spec, "network"), textOf(r.Spec, "mac")})
+		}
+		for i, e := range listOf(r.Spec, "interfaces") {
+			if network := textOf(objectOf(e), "network"); network != "" && runs(r) {
+				has(key{r.Ref.Scope + "/" + network, textOf(objectOf(e), "mac")}, "interfaces", strconv.Itoa(i), "mac")
+			}
+		}
+	},
+	check: func(_ *Site, r *Resource, path []string, _ key, shared []*Resource, _ int, p *reporter) {
+		host := shared[0] // in the order of refs, reservations come first
+		if host.Ref.Kind == libvirtDHCPHost && r.Ref.Kind == libvirtDomain && !slices.Contains(r.After, host.Ref) {
+			p.warn(r, path, "%s reserves an address for this interface, and may be made after the domain has asked for one. Add it to depends_on.", host.Ref)
+		}
+	},
 }
