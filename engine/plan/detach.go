@@ -149,9 +149,7 @@ func (m *maker) detaching(it *item, have schema.Object, from []schema.Ref) Step 
 		if v, ok := have[f]; ok {
 			s.Want[f], r.Spec[f] = v, named[f]
 		}
-		if s.Disruption == "" {
-			s.Disruption = c.Disruption
-		}
+		s.disrupt(c)
 	}
 	r.After = slices.DeleteFunc(slices.Clone(r.After), func(r schema.Ref) bool { return slices.Contains(from, r) })
 	s.Record = &r

@@ -573,12 +573,16 @@ func (m *maker) step(it *item, a Action, reason string) Step {
 		s.Record = m.record(it, s.ExternalID, s.Incarnation)
 	}
 	for _, c := range it.changes {
-		if c.Disruption != "" {
-			s.Disruption = c.Disruption
-			break
-		}
+		s.disrupt(c)
 	}
 	return s
+}
+
+// disrupt takes over what a change interrupts, of several what the first does. What only waits for a restart comes last.
+func (s *Step) disrupt(c diff.Change) {
+	if s.Disruption == "" || s.Disruption == schema.NeedsRestart && c.Disruption != "" {
+		s.Disruption = c.Disruption
+	}
 }
 
 // within returns the longest wait for the result of a step: the document's, else the kind's.

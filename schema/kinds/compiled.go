@@ -4,7 +4,7 @@
 
 package kinds
 
-var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "35b989bba2c338eccb3f24bb6f22bf413b5c6dc7e7d5fbfb5f69bbc4d267453a"}, doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "0c6026b4d803b63202c5231961c00a022aedc00feba5e46cdbe697b8db8e4b09"}, doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "Version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "Limits on what a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic used to manage the site, keyed by a descriptive name. Every security group in use must permit it; otherwise the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{

@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindCarbideInstance, "carbide/instance.cue", "92192a721133f0608d65939a169ecfb0979601e2eef01e0fc4052c4829fb59c0")
+	compiledFiles.add(&kindCarbideInstance, "carbide/instance.cue", "2fe8a6c7e7c60517f47c588d785a677f4157e28ebda9b01984301e36e04b0c58")
 }
 
 var checkCarbideIBInterface = check{name: "#CarbideIBInterface", doc: "An InfiniBand port of an instance.", types: isObject, tests: []test{&object{members: []*member{
@@ -161,7 +161,7 @@ var kindCarbideInstance = kind{Kind: schema.Kind{Name: "carbide.instance", Doc: 
 	{Name: "placement", Type: "struct", Doc: "Requirements for the host, if the planner chooses it.", Planning: true, Fields: []schema.Field{
 		{Name: "labels", Type: "map", Doc: "Labels that the host must have.", Constraint: "#Labels", Elem: &schema.Field{Type: "string", Constraint: "strings.MaxRunes(255)"}},
 	}},
-	{Name: "power", Type: "string", Doc: "Power state of the host. If unset, it is not managed. To power off the host, the guest is asked to shut down; if it has not done so after a few minutes, its power is cut. Until the host is powered on again, it is under maintenance and the site does nothing with it, so only the settings of the instance can change. The service as of May 2026 allows only administrators to power off hosts.", Constraint: `"on" | "off"`, Kept: true, Disruption: "restart"},
+	{Name: "power", Type: "string", Doc: "Power state of the host. If unset, it is not managed. To power off the host, the guest is asked to shut down; if it has not done so after a few minutes, its power is cut. Until the host is powered on again, it is under maintenance and the site does nothing with it, so only the settings of the instance can change. The service as of May 2026 allows only administrators to power off hosts.", Constraint: `"on" | "off"`, Kept: true, Disruption: "workload"},
 	{Name: "spx", Type: "list", Doc: "Spectrum-X ports of the instance, identified by device and device_instance.", Constraint: "[...#CarbideSpxAttachment]", Set: true, Disruption: "traffic", Elem: &schema.Field{Type: "struct", Doc: "A Spectrum-X port of an instance.", Constraint: "#CarbideSpxAttachment", Fields: []schema.Field{
 		{Name: "device", Type: "string", Doc: "Model of the device.", Constraint: "#CarbideText", Required: true},
 		{Name: "device_instance", Type: "int", Doc: "Index of the device among those of the same model.", Constraint: "*0 | (int & >=0 & <=255)", Default: int64(0)},

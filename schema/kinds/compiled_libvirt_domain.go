@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindLibvirtDomain, "libvirt/domain.cue", "9b5d704d2e06057e05eba672b8cb4b901321f57d0874e2a93c5a75130e583a79")
+	compiledFiles.add(&kindLibvirtDomain, "libvirt/domain.cue", "91e33f80628209cfdbbe2c3b8af1484653ac2370759512c09df8d36e9926ca7e")
 }
 
 var checkLibvirtCDROM = check{name: "#LibvirtCDROM", doc: "A CD-ROM drive of a domain.", types: isObject, tests: []test{&object{members: []*member{
@@ -92,7 +92,7 @@ var kindLibvirtDomain = kind{Kind: schema.Kind{Name: "libvirt.domain", Node: tru
 		{Name: "boot_order", Type: "int", Doc: "Position among the devices that the machine boots from, from 1. 0: it does not.", Constraint: "*0 | (int & >=0 & <=9999)", Default: int64(0), Disruption: "restart"},
 	}}},
 	{Name: "hugepages", Type: "list", Doc: "Pools of huge pages that the memory comes from, all with pages of one size. Their NUMA nodes must be in numa_nodes, and all of those must have one. If empty, the memory is in ordinary pages.", Constraint: "[...#HugepagesName]", Set: true, Disruption: "restart", Elem: &schema.Field{Type: "string", Doc: "The name of a pool of huge pages: the NUMA node, and the size of a page as the kernel writes it.", Constraint: "#HugepagesName", Ref: "host.hugepages"}},
-	{Name: "in_effect", Type: "bool", Doc: "Whether the running machine is as libvirt has stored it. If true in the document, the machine is restarted when a change needs that. If unset, it is never restarted.", Constraint: "bool", Kept: true, Disruption: "restart"},
+	{Name: "in_effect", Type: "bool", Doc: "Whether the running machine is as libvirt has stored it. If true in the document, the machine is restarted when a change needs that. If unset, it is never restarted.", Constraint: "bool", Kept: true, Disruption: "workload"},
 	{Name: "interfaces", Type: "list", Doc: "Network interfaces.", Constraint: "[...#LibvirtDomainInterface]", Key: "mac", Elem: &schema.Field{Type: "struct", Doc: "A network interface of a domain. It is attached to a network, to a bridge, or to a bridge of Open vSwitch.", Constraint: "#LibvirtDomainInterface", Fields: []schema.Field{
 		{Name: "boot_order", Type: "int", Doc: "Position among the devices that the machine boots from, from 1. 0: it does not.", Constraint: "*0 | (int & >=0 & <=9999)", Default: int64(0), Disruption: "restart"},
 		{Name: "bridge", Type: "string", Doc: "Bridge of the kernel.", Constraint: `*"" | #LibvirtInterface`, Default: ""},
@@ -107,7 +107,7 @@ var kindLibvirtDomain = kind{Kind: schema.Kind{Name: "libvirt.domain", Node: tru
 	{Name: "machine", Type: "string", Doc: "Machine type, in the version that is the newest when the machine is created. If unset, libvirt chooses. A q35 machine has room for four devices that are added while it runs.", Constraint: `"q35" | "pc" | "virt"`, Immutable: true, Kept: true},
 	{Name: "memory", Type: "int", Doc: "Memory in bytes, a multiple of 1 MiB.", Constraint: "int & >=1048576 & <=1125899906842624", Required: true, Disruption: "restart"},
 	{Name: "numa_nodes", Type: "list", Doc: "NUMA nodes that the memory comes from, strictly. If empty, any.", Constraint: "[...int & >=0 & <=1023]", Set: true, Disruption: "restart", Elem: &schema.Field{Type: "int", Constraint: "int & >=0 & <=1023"}},
-	{Name: "state", Type: "string", Doc: "Whether the machine is running. A machine is stopped by asking the guest to shut down; if it has not done so after stop_timeout, it is forced off.", Constraint: `*"running" | "stopped" | "paused"`, Default: "running", Disruption: "restart"},
+	{Name: "state", Type: "string", Doc: "Whether the machine is running. A machine is stopped by asking the guest to shut down; if it has not done so after stop_timeout, it is forced off.", Constraint: `*"running" | "stopped" | "paused"`, Default: "running", Disruption: "workload"},
 	{Name: "stop_timeout", Type: "int", Doc: "How long a guest has to shut down before its machine is forced off, in seconds. 0: it is forced off at once.", Constraint: "*60 | (int & >=0 & <=600)", Default: int64(60)},
 	{Name: "title", Type: "string", Doc: "Short title, one line.", Constraint: "#LibvirtTitle"},
 	{Name: "type", Type: "string", Doc: "Hypervisor: with the virtualization of the processor (kvm), or in software (qemu).", Constraint: `*"kvm" | "qemu"`, Default: "kvm", Disruption: "restart"},

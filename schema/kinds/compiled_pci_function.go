@@ -7,14 +7,14 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindPciFunction, "pci/function.cue", "f4b3b8a0922412e674821c5e71c45bfd0ed37d5d8f569f8b05cc722ee853613e")
+	compiledFiles.add(&kindPciFunction, "pci/function.cue", "95a591b6e180b424d6a6491145dfa17fdcbc38837b3d588f4de253d1bc7464a2")
 }
 
 var checkKernelName = check{name: "#KernelName", doc: "The name of a driver or module of the kernel.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}$"}}}
 
 var kindPciFunction = kind{Kind: schema.Kind{Name: "pci.function", Node: true, Doc: "The binding of a PCI function to a driver, by the kernel's driver_override, so that it stays when the device is probed again. The name is the address of the function, as in lspci -D. Other functions, and overrides set by others, are left unchanged. Without the resource the function belongs to the driver that the kernel chooses by itself: removing the resource clears the override, and hands a function that is bound to vfio-pci, or to another driver that serves only functions assigned to it, back to the kernel. A function in use is not taken from its driver: a disk that is mounted, swap, part of something else, claimed or open; a network interface with a route, with another one on top of it, up and connected, or in another network namespace; a GPU, an RDMA device or a VFIO group that a process has open; a function with virtual functions. A function bound to vfio-pci is ready once all functions of its IOMMU group are bound to vfio-pci or to no driver, PCI bridges excepted.", Fields: []schema.Field{
 	{Name: "class", Type: "string", Doc: "Class code: 010802 is an NVMe disk, 020000 an Ethernet controller, 030200 a 3D controller.", Constraint: "string", Computed: true},
-	{Name: "driver", Type: "string", Doc: "Name of the driver to bind the function to, as in /sys/bus/pci/drivers. It must be loaded.", Constraint: "#KernelName", Required: true, Disruption: "restart"},
+	{Name: "driver", Type: "string", Doc: "Name of the driver to bind the function to, as in /sys/bus/pci/drivers. It must be loaded.", Constraint: "#KernelName", Required: true, Disruption: "device"},
 	{Name: "id", Type: "string", Doc: "Ids of vendor and device, as in 8086:10d3.", Constraint: "string", Computed: true},
 	{Name: "iommu_group", Type: "string", Doc: "Number of the IOMMU group; absent without an IOMMU.", Constraint: "string", Computed: true},
 	{Name: "numa_node", Type: "int", Doc: "NUMA node that the function is attached to; absent if the firmware does not tell.", Constraint: "int", Computed: true},

@@ -186,7 +186,11 @@ func traits(f *schema.Field, m *member) (all []string) {
 		all = append(all, "keeps its value when removed from the document")
 	}
 	if f.Disruption != "" {
-		all = append(all, "a change disrupts: "+f.Disruption)
+		if f.Disruption == schema.NeedsRestart {
+			all = append(all, "a change needs a restart")
+		} else {
+			all = append(all, "a change interrupts "+f.Disruption)
+		}
 	}
 	if f.Choose != nil {
 		all = append(all, "if omitted, a free "+f.Choose.Kind+" is chosen")

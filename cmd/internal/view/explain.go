@@ -485,7 +485,7 @@ func (t *planText) explained(e *ExplainedStep, waves int) {
 		t.line("  %s was chosen: %s", clean(c.Field), clean(c.Why))
 	}
 	if e.Disruption != "" {
-		t.line("  interrupts %s", clean(e.Disruption))
+		t.line("  %s", disrupts(e.Disruption))
 	}
 	t.line("  on revert: %s", e.Undo)
 }

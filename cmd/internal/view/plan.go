@@ -376,10 +376,18 @@ func (t *planText) reason(s *plan.Step) string {
 	case s.Action == plan.Create:
 		reason = "recreated: " + reason
 	}
-	if s.Disruption != "" {
-		reason += ", interrupts " + clean(s.Disruption)
+	if s.Replace && s.Disruption != "" && s.Disruption != schema.NeedsRestart { // otherwise each change says so
+		reason += ", " + disrupts(s.Disruption)
 	}
 	return reason
+}
+
+// disrupts says what a change of a class means for what is there.
+func disrupts(class string) string {
+	if class == schema.NeedsRestart {
+		return "needs a restart"
+	}
+	return "interrupts " + clean(class)
 }
 
 func (t *planText) step(s *plan.Step, width int, late, alike bool, shared map[string]string) {

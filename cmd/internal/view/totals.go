@@ -37,6 +37,8 @@ func (t *planText) totals(p *plan.Plan) {
 		}
 	}
 	var parts []string
+	restarts := interrupted[schema.NeedsRestart]
+	delete(interrupted, schema.NeedsRestart)
 	for _, d := range slices.Sorted(maps.Keys(interrupted)) {
 		parts = append(parts, fmt.Sprintf("%s (%s)", clean(d), count(interrupted[d], "step")))
 	}
@@ -50,6 +52,9 @@ func (t *planText) totals(p *plan.Plan) {
 	}
 	if len(parts) > 0 {
 		note("Interrupts", strings.Join(parts, ", "))
+	}
+	if restarts > 0 {
+		note("Needs a restart", count(restarts, "step"))
 	}
 	if n := len(p.Drift); n > 0 {
 		note("Changed outside converge since the last run", count(n, "resource"))

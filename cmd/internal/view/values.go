@@ -423,8 +423,11 @@ func (t *planText) branches(list []*branch, id string, before, after any, replac
 func (t *planText) leaf(b *branch, id string, replace bool) {
 	c := b.change
 	var tail []span
-	if c.Replaces && replace {
+	switch {
+	case c.Replaces && replace:
 		tail = []span{{text: "  # forces replacement", color: red}}
+	case c.Disruption != "" && !replace:
+		tail = []span{{text: "  # " + disrupts(c.Disruption), color: yellow}}
 	}
 	if !c.Secret {
 		t.alter(b.slot, id, c.Before, c.After, tail...)
