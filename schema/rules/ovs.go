@@ -72,11 +72,11 @@ func checkInterface(r *Resource, i map[string]any, at []string, p *reporter) {
 	sort, options := textOf(i, "type"), objectOf(i["options"])
 	path := append(slices.Clip(at), "options")
 	switch peer := textOf(options, "peer"); {
-	case sort == "patch" && peer == "":
+	case sort == "patch" && peer == "" && !openEnded(r):
 		p.report(r, path, "A patch needs options: {peer: …}, the name of the port at the other end.")
 	case sort == "patch" && peer == r.Ref.Name:
 		p.report(r, append(path, "peer"), "The patch is its own peer. Name the port at the other end.")
-	case slices.Contains(tunnels, sort) && textOf(options, "remote_ip") == "":
+	case slices.Contains(tunnels, sort) && options["remote_ip"] == nil && !openEnded(r):
 		p.report(r, path, "A tunnel needs options: {remote_ip: …}, an address or \"flow\".")
 	}
 	if i["mac"] != nil && sort != "internal" {
