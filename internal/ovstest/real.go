@@ -4,12 +4,17 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Required names the variable that makes a missing or failing Open vSwitch an error instead of a reason to skip.
@@ -144,4 +149,45 @@ func (s *Switch) sh(t testing.TB, script string) {
 	if out, err := s.Command(t, "sh", "-c", script).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", script, err, out)
 	}
+}
+
+// Link connects the network namespaces of two real switches by a pair of interfaces, one in each, which are up.
+func Link(t testing.TB, a *Switch, nameA string, b *Switch, nameB string) {
+	t.Helper()
+	pair := exec.Command("ip", "link", "add", nameA, "netns", strconv.Itoa(a.pid), "type", "veth", "peer", "name", nameB, "netns", strconv.Itoa(b.pid))
+	for _, cmd := range []*exec.Cmd{pair, a.Command(t, "ip", "link", "set", nameA, "up"), b.Command(t, "ip", "link", "set", nameB, "up")} {
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v: %s", cmd.Args, err, out)
+		}
+	}
+}
+
+// Socket opens a UDP socket in the network namespace of a real switch, until the test ends.
+func (s *Switch) Socket(t testing.TB, address string) *net.UDPConn {
+	t.Helper()
+	var conn net.PacketConn
+	var err error
+	opened := make(chan struct{})
+	go func() {
+		defer close(opened)
+		runtime.LockOSThread() // for good: the thread stays in that namespace, and ends with this goroutine
+		var f *os.File
+		if f, err = os.Open(fmt.Sprintf("/proc/%d/ns/net", s.pid)); err != nil {
+			return
+		}
+		defer f.Close()
+		if err = unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err == nil {
+			conn, err = net.ListenPacket("udp", address)
+		}
+	}()
+	<-opened
+	if err != nil {
+		t.Fatalf("a socket at %s: %v", address, err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return conn.(*net.UDPConn)
 }
