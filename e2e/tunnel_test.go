@@ -156,7 +156,8 @@ func TestTunnelsBetweenNodes(t *testing.T) {
 	}
 }
 
-// tried are tunnels, alone or two of one node: a type and its options.
+// tried are tunnels, alone or two of one node: a type and its options. None with the extension gbp works: in the userspace
+// datapath, OVS makes and drops such a tunnel in turn, whenever anything is configured.
 var tried = [][]string{
 	{"vxlan remote_ip=10.0.0.2", "vxlan remote_ip=10.0.0.2"},
 	{"vxlan remote_ip=10.0.0.2", "vxlan remote_ip=10.0.0.2 key=0 dst_port=4789"},
@@ -181,9 +182,7 @@ var tried = [][]string{
 	{"vxlan remote_ip=10.0.0.2", "vxlan remote_ip=10.0.0.2 dst_port=8472"},
 	{"vxlan remote_ip=10.0.0.2", "vxlan remote_ip=10.0.0.2 egress_pkt_mark=1"},
 	{"vxlan remote_ip=10.0.0.2", "vxlan remote_ip=10.0.0.2 tos=8 ttl=9 df_default=false"},
-	{"vxlan remote_ip=10.0.0.2 exts=gbp", "vxlan remote_ip=10.0.0.3"},
-	{"vxlan remote_ip=10.0.0.2 exts=gbp", "vxlan remote_ip=10.0.0.3 exts=gbp"},
-	{"vxlan remote_ip=10.0.0.2 exts=gbp", "vxlan remote_ip=10.0.0.3 dst_port=8472"},
+	{"vxlan remote_ip=10.0.0.2", "vxlan remote_ip=10.0.0.3 exts=gbp"},
 	{"vxlan remote_ip=10.0.0.2 exts=gpe key=1", "vxlan remote_ip=10.0.0.2 key=2"},
 	{"vxlan remote_ip=10.0.0.2", "geneve remote_ip=10.0.0.2"},
 	{"vxlan remote_ip=10.0.0.2 dst_port=6081", "geneve remote_ip=10.0.0.2"},

@@ -202,7 +202,8 @@ func datapath(st *Site, r *Resource) string {
 	return cmp.Or(textOf(b.Spec, "datapath_type"), "system")
 }
 
-// sharedExtensions checks that tunnels of VXLAN on one UDP port agree on the extension for group policies: OVS refuses both otherwise.
+// sharedExtensions checks that tunnels of VXLAN on one UDP port agree on the extension for group policies: OVS refuses one or both
+// otherwise.
 var sharedExtensions = &sharing{
 	of: named(ovsPort),
 	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
