@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,11 +48,12 @@ type link struct {
 	udp                 string // port; empty when the type has none
 }
 
-// tunnelsOf calls visit with the tunnels of a port that are wholly known.
-func tunnelsOf(r *Resource, visit func(t tunnel)) {
+// tunnelsOf calls visit with the tunnels of a port that are wholly known. It reports whether these are all that the port may have.
+func tunnelsOf(r *Resource, visit func(t tunnel)) (all bool) {
 	if openEnded(r) {
-		return
+		return false
 	}
+	all = true
 	eachInterface(r, func(i map[string]any, at ...string) {
 		sort := textOf(i, "type")
 		if !slices.Contains(tunnels, sort) {
@@ -69,12 +69,14 @@ func tunnelsOf(r *Resource, visit func(t tunnel)) {
 		if port := textOf(options, "dst_port"); port != "" && t.udp != "" {
 			n, err := strconv.ParseUint(port, 10, 16)
 			if err != nil {
+				all = false
 				return
 			}
 			t.udp = strconv.FormatUint(n, 10)
 		}
 		if !ok || !ok2 || !ok3 || !ok4 {
-			return // said elsewhere
+			all = false // which is said elsewhere
+			return
 		}
 		t.remote, t.in, t.out = remote, in, out
 		if options["local_ip"] != nil {
@@ -83,6 +85,7 @@ func tunnelsOf(r *Resource, visit func(t tunnel)) {
 		t.path = append(at, "options")
 		visit(t)
 	})
+	return all
 }
 
 // eachInterface calls visit with the interfaces of a port, and where they are in it.
@@ -115,17 +118,16 @@ func address(text string) (string, bool) {
 	return a.Unmap().String(), true
 }
 
-// keySyntax is how a key is written: as in C. OVS takes anything else for as much of a number as it begins with.
-var keySyntax = regexp.MustCompile(`^(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)$`)
-
-// keyOf returns the one spelling of the key of one direction.
+// keyOf returns the one spelling of the key of one direction, which is written as a number in C. OVS takes anything else for as much of a
+// number as it begins with.
 func keyOf(options map[string]any, direction string) (string, bool) {
 	text := cmp.Or(textOf(options, direction), textOf(options, "key"), "0")
 	if text == flowDecides {
 		return text, true
 	}
 	n, err := strconv.ParseUint(text, 0, 64)
-	return strconv.FormatUint(n, 10), err == nil && keySyntax.MatchString(text)
+	inGo := strings.Contains(text, "_") || len(text) > 1 && text[0] == '0' && strings.ContainsRune("bBoO", rune(text[1]))
+	return strconv.FormatUint(n, 10), err == nil && !inGo
 }
 
 // checkTunnels checks every value by itself. OVS refuses some of what is wrong, and silently does something else for the rest.
@@ -272,10 +274,7 @@ func (st *Site) meshOf() *mesh {
 	m := &mesh{owners: map[string]string{}, open: map[string]bool{}, outputs: map[key]bool{}}
 	var all []tunnel
 	for _, r := range st.byKind[ovsPort] {
-		if openEnded(r) {
-			m.open[r.Ref.Scope] = true
-		}
-		tunnelsOf(r, func(t tunnel) {
+		known := tunnelsOf(r, func(t tunnel) {
 			if owner, ok := m.owners[t.local]; ok && owner != r.Ref.Scope {
 				m.owners[t.local] = ""
 			} else if t.local != "" && t.local != flowDecides {
@@ -288,6 +287,9 @@ func (st *Site) meshOf() *mesh {
 				all = append(all, t)
 			}
 		})
+		if !known {
+			m.open[r.Ref.Scope] = true
+		}
 	}
 	for _, t := range all {
 		if m.owners[t.local] == t.port.Ref.Scope || t.local == "" || t.local == flowDecides {
