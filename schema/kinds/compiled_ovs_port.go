@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindOvsPort, "ovs/port.cue", "4088f09e2d854247e93d823ddabee374ab7820a1057123e86f8e62750d9b3c6a")
+	compiledFiles.add(&kindOvsPort, "ovs/port.cue", "b76928ee5f5057a933231da4ec20eb84f00e990e1ce9a0f55a2473433b95a5de")
 }
 
 var checkOVSInterface = check{name: "#OVSInterface", doc: "An interface of a port.", types: isObject, tests: []test{&object{members: []*member{
@@ -45,7 +45,7 @@ var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A p
 		{Name: "mac", Type: "string", Doc: "MAC address of an internal interface. If unset, OVS chooses one.", Constraint: "#MAC"},
 		{Name: "mtu_request", Type: "int", Doc: "MTU that OVS sets on the interface. If unset, OVS decides.", Constraint: "#MTU"},
 		{Name: "ofport_request", Type: "int", Doc: "OpenFlow port number that OVS assigns to the interface if it is free.", Constraint: "int & >=1 & <=65279"},
-		{Name: "options", Type: "map", Doc: "Options that the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "options", Type: "map", Doc: "Options that the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Disruption: "traffic", Elem: &schema.Field{Type: "string", Constraint: "string"}},
 		{Name: "other_config", Type: "map", Doc: "Settings of the interface without a column of their own. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
 		{Name: "type", Type: "string", Doc: "Type of the interface: an existing network interface (system, the default of OVS), one that OVS creates, a patch to another bridge, or a tunnel. A change recreates the interface, so it replaces the port.", Constraint: `"system" | "internal" | "tap" | "patch" | "vxlan" | "geneve" | "gre" | "ip6gre" | "erspan" | "ip6erspan" | "gtpu" | "bareudp" | "dpdk" | "dpdkvhostuserclient"`, Immutable: true},
 	}},
@@ -61,7 +61,7 @@ var kindOvsPort = kind{Kind: schema.Kind{Name: "ovs.port", Node: true, Doc: "A p
 		{Name: "mac", Type: "string", Doc: "MAC address of an internal interface. If unset, OVS chooses one.", Constraint: "#MAC"},
 		{Name: "mtu_request", Type: "int", Doc: "MTU that OVS sets on the interface. If unset, OVS decides.", Constraint: "#MTU"},
 		{Name: "ofport_request", Type: "int", Doc: "OpenFlow port number that OVS assigns to the interface if it is free.", Constraint: "int & >=1 & <=65279"},
-		{Name: "options", Type: "map", Doc: "Options that the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
+		{Name: "options", Type: "map", Doc: "Options that the type needs: peer for a patch, remote_ip and key for a tunnel. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Disruption: "traffic", Elem: &schema.Field{Type: "string", Constraint: "string"}},
 		{Name: "other_config", Type: "map", Doc: "Settings of the interface without a column of their own. Keys that are not declared are left unchanged.", Constraint: "#OVSMap", Elem: &schema.Field{Type: "string", Constraint: "string"}},
 		{Name: "type", Type: "string", Doc: "Type of the interface: an existing network interface (system, the default of OVS), one that OVS creates, a patch to another bridge, or a tunnel. A change recreates the interface, so it replaces the port.", Constraint: `"system" | "internal" | "tap" | "patch" | "vxlan" | "geneve" | "gre" | "ip6gre" | "erspan" | "ip6erspan" | "gtpu" | "bareudp" | "dpdk" | "dpdkvhostuserclient"`, Immutable: true},
 	}}},
