@@ -67,6 +67,11 @@ type Choice struct {
 	Spread string   `json:"spread,omitempty"` // computed field of the thing: choose where fewest of the like were chosen
 }
 
+// Reference reports whether a document can only refer to things of the kind: there is no field that it could set.
+func (k *Kind) Reference() bool {
+	return len(k.Fields) > 0 && !slices.ContainsFunc(k.Fields, func(f Field) bool { return !f.Computed })
+}
+
 // Field finds a top-level field of the kind by name; nil when there is none.
 func (k *Kind) Field(name string) *Field { return field(k.Fields, name) }
 

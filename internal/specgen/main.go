@@ -104,7 +104,9 @@ func (g *generator) file(k *schema.Kind, noun string) ([]byte, error) {
 			spec.fields = append(spec.fields, f)
 		}
 	}
-	g.types = []structType{spec}
+	if !k.Reference() { // of which there is no spec
+		g.types = []structType{spec}
+	}
 	if status.fields != nil {
 		g.types = append(g.types, status)
 	}
@@ -277,6 +279,8 @@ func camel(name string) string {
 			out.WriteString(strings.ToUpper(singular) + "s")
 		case word == "nvlink":
 			out.WriteString("NVLink")
+		case word == "nvme":
+			out.WriteString("NVMe")
 		case word == "qos":
 			out.WriteString("QoS")
 		default:

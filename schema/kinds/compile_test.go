@@ -139,6 +139,7 @@ func TestMalformedSchemas(t *testing.T) {
 		{"choice of kinds", head + "{b!: int} | {c!: int}\n}", []string{"x.thing", "does not embed #Resource"}},
 		{"tree", head + "a?: #Tree\n}\n#Tree: {n?: int, left?: #Tree}", []string{"x.thing.a.left", "structural cycle"}},
 		{"names beyond us", "#Site: x?: thing?: [<\"m\"]: {#Resource}", []string{"x/thing.cue:2", "kind x.thing", "in names, only CUE can check"}},
+		{"settable and external", "#Site: x?: thing?: [#LabelName]: #Thing\n#Thing: {\n#External\na?: int\n}", []string{"x/thing.cue", "kind x.thing embeds #External, so a document cannot set a: want @computed()"}},
 		{"on both", "#Site: x?: thing?: [#LabelName]: {#Resource}\n#Node: x?: thing?: [#LabelName]: {#Resource}", []string{"x.thing", "both"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -160,6 +161,49 @@ func TestMalformedSchemas(t *testing.T) {
 	}
 	if _, err := NewFrom(fstest.MapFS{}); err == nil {
 		t.Error("a schema without files is no error")
+	}
+}
+
+// Of a kind that embeds #External a document can only say that a thing is external.
+func TestReference(t *testing.T) {
+	s, err := NewFrom(withCore(t, `
+		#Node: x?: fact?: [#LabelName]: #Fact
+		#Node: x?: thing?: [#LabelName]: *#Thing | #External
+		#Fact: {#External, state?: string @computed()}
+		#Thing: {#Resource, state?: string @computed(), size?: int}
+	`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fact, thing := s.Kinds()["x.fact"], s.Kinds()["x.thing"]
+	if !fact.Reference() || thing.Reference() {
+		t.Errorf("x.fact is only referred to: %v; x.thing: %v", fact.Reference(), thing.Reference())
+	}
+	if want := []schema.Field{{Name: "state", Type: schema.String, Constraint: "string", Computed: true}}; !reflect.DeepEqual(fact.Fields, want) {
+		t.Errorf("the fields are %+v", fact.Fields)
+	}
+	for _, c := range []struct {
+		spec schema.Object
+		want string // in the only problem; empty: there is none
+	}{
+		{schema.Object{"external": true}, ""},
+		{schema.Object{"external": map[string]any{"id": "7"}}, ""},
+		{schema.Object{"external": false}, "external: "},
+		{schema.Object{}, "external: A x.fact can only be observed"},
+		{schema.Object{"external": true, "state": "on"}, `state: Only the remote system sets "state"`},
+		{schema.Object{"external": true, "lifecycle": map[string]any{"protect": true}}, "lifecycle: "},
+		{schema.Object{"external": true, "size": int64(1)}, "size: "},
+	} {
+		var found string
+		for _, p := range s.CheckSpec(fact, c.spec.Clone()) {
+			found += strings.Join(p.Path, ".") + ": " + p.Detail + "\n"
+		}
+		if (found == "") != (c.want == "") || !strings.HasPrefix(found, c.want) || strings.Count(found, "\n") > 1 {
+			t.Errorf("%v: found %q, want %q", c.spec, found, c.want)
+		}
+	}
+	if text, err := s.Describe("x.fact"); err != nil || !strings.Contains(text, "nodes: NODE: x: fact: NAME: external: true\n") {
+		t.Errorf("it is described as %s (%v)", text, err)
 	}
 }
 

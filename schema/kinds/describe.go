@@ -46,7 +46,11 @@ func (s *Schema) Describe(name string) (string, error) {
 		d.wrap(0, k.Doc)
 	}
 	d.line(0, "")
-	where := fmt.Sprintf("%s: %s: NAME: {...}", provider, noun)
+	says := "{...}"
+	if k.isReference() {
+		says = "external: true"
+	}
+	where := fmt.Sprintf("%s: %s: NAME: %s", provider, noun, says)
 	if k.Node {
 		where = "nodes: NODE: " + where
 	}

@@ -49,7 +49,7 @@ func (j *jsonSchema) providers(s *Schema, onNode bool) map[string]any {
 		if len(k.opaque) == 0 {
 			body = j.ref(k.body)
 		}
-		if k.external != nil {
+		if k.external != nil && !k.isReference() {
 			body = map[string]any{"anyOf": []any{body, j.ref(k.external)}}
 		}
 		nouns[noun] = j.keyed(k.name, body, cmp.Or(k.Doc, name))

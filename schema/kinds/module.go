@@ -38,7 +38,7 @@ type described struct {
 	node     bool
 	names    cue.Selector
 	resource cue.Value
-	external bool // may also be external: [NAME]: *DEFINITION | #External
+	external bool // may also be external: [NAME]: *DEFINITION | #External; or is nothing else, because DEFINITION embeds that
 }
 
 // A source is a CUE file of the schema.
@@ -142,15 +142,11 @@ func (m *module) add(d described, v cue.Value) error {
 // compile compiles the kinds, and what is above them in a document.
 func (m *module) compile() (*compiled, error) {
 	c := newCompiler(m)
-	var common []string // the fields that every resource may carry, sorted
-	for sel := range fieldsOf(m.definition("#Resource")) {
-		common = append(common, sel.Unquoted())
-	}
 	document := m.definition("#Document")
 	all := &compiled{doc: doc(document)}
 	var errs []error
 	for _, d := range m.kinds {
-		k, err := m.read(c, d, common)
+		k, err := m.read(c, d)
 		all.kinds = append(all.kinds, k)
 		errs = append(errs, err)
 	}
@@ -170,8 +166,16 @@ func (m *module) compile() (*compiled, error) {
 	return all, m.checkRefs(all.kinds)
 }
 
+// names returns the names of the fields of a definition, sorted.
+func (m *module) names(definition string) (names []string) {
+	for sel := range fieldsOf(m.definition(definition)) {
+		names = append(names, sel.Unquoted())
+	}
+	return names
+}
+
 // read compiles one kind.
-func (m *module) read(c *compiler, d described, common []string) (*kind, error) {
+func (m *module) read(c *compiler, d described) (*kind, error) {
 	v := m.values[d.name]
 	k := &kind{Kind: schema.Kind{Name: d.name, Node: d.node, Doc: doc(v)}}
 	c.unknown = nil
@@ -180,6 +184,10 @@ func (m *module) read(c *compiler, d described, common []string) (*kind, error) 
 		return nil, fmt.Errorf("%s: kind %s: in names, only CUE can check %s", file(d.resource), k.Name, strings.Join(c.unknown, ", "))
 	}
 	c.kind(k, v)
+	embedded, common := "#Resource", m.names("#Resource") // what its documents may say of every resource
+	if k.isReference() {
+		embedded, common, d.external = externalDefinition, m.names(externalDefinition), true
+	}
 	if d.external {
 		c.unknown = nil
 		if k.external = c.definition(externalDefinition); c.unknown != nil {
@@ -193,6 +201,11 @@ func (m *module) read(c *compiler, d described, common []string) (*kind, error) 
 	}
 	var err error
 	k.Fields, err = m.fields(v, k.Name, common)
+	for i := range k.Fields {
+		if embedded == externalDefinition && !k.Fields[i].Computed {
+			return nil, errors.Join(err, fmt.Errorf("%s: kind %s embeds %s, so a document cannot set %s: want @computed()", file(v), k.Name, externalDefinition, k.Fields[i].Name))
+		}
+	}
 	return k, err
 }
 

@@ -47,6 +47,12 @@ type kind struct {
 	dynamic  bool     // some of that depends on the values of fields
 }
 
+// isReference reports whether a document can only refer to things of the kind: what it says is all that #External has.
+func (k *kind) isReference() bool {
+	o := k.body.object()
+	return o != nil && o.field("external") != nil
+}
+
 //go:generate go test -tags uncompiled -run ^TestCompiledIsOfTheFiles$ . -update
 
 // New returns the schema of the embedded CUE module. An error names the file and the field that are wrong.

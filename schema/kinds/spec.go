@@ -3,6 +3,7 @@ package kinds
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"converge.dev/converge/schema"
@@ -27,12 +28,18 @@ func (s *Schema) CheckName(k *schema.Kind, name string) *Problem {
 func (s *Schema) CheckSpec(k *schema.Kind, spec schema.Object) []Problem {
 	kd := s.kinds[k.Name]
 	if s.IsExternal(k, spec) {
-		x := &explainer{}
-		x.value(kd.external, map[string]any(spec), nil)
+		x, want := &explainer{}, kd.external
+		if kd.isReference() {
+			want = kd.body
+		}
+		x.value(want, map[string]any(spec), nil)
 		return x.sorted()
 	}
 	if len(kd.opaque) > 0 || !kd.body.accepts(map[string]any(spec)) {
 		if found := s.explain(kd, spec); len(found) > 0 {
+			if i := slices.IndexFunc(found, func(p Problem) bool { return p.Code == codeMissingField && slices.Equal(p.Path, []string{"external"}) }); i >= 0 && kd.isReference() {
+				found[i].Detail = fmt.Sprintf("A %s can only be observed: it is never created, changed or deleted. To require that it is there, set external to true.", k.Name)
+			}
 			return found
 		}
 	}
