@@ -48,8 +48,8 @@ const vfio = "vfio-pci"
 
 // A Kernel is a fake kernel.
 type Kernel struct {
-	t         testing.TB
-	sys, proc string
+	t              testing.TB
+	sys, proc, run string
 
 	mu        sync.Mutex
 	functions map[string]Function
@@ -65,7 +65,7 @@ type Kernel struct {
 func New(t testing.TB, m Machine) *Kernel {
 	dir := t.TempDir()
 	k := &Kernel{
-		t: t, sys: filepath.Join(dir, "sys"), proc: filepath.Join(dir, "proc"), functions: map[string]Function{},
+		t: t, sys: filepath.Join(dir, "sys"), proc: filepath.Join(dir, "proc"), run: filepath.Join(dir, "run"), functions: map[string]Function{},
 		room: map[string]int{}, used: map[string]int{}, refuses: map[string]bool{},
 	}
 	for _, d := range []string{"bus/pci/devices", "bus/pci/drivers", "devices/pci0000:00", "class/block", "class/net", "kernel/iommu_groups"} {
@@ -89,7 +89,8 @@ func New(t testing.TB, m Machine) *Kernel {
 		k.room[d] = n
 		k.pool(d, 0)
 	}
-	for name, text := range map[string]string{"1/mountinfo": "", "swaps": "Filename\tType\n", "1/net/route": "Iface\tDestination\n", "1/net/ipv6_route": ""} {
+	k.must(os.Mkdir(k.run, 0o755))
+	for name, text := range map[string]string{"sys/kernel/osrelease": "6.1.0-27-amd64\n", "cmdline": "quiet intel_iommu=on\n", "1/mountinfo": "", "swaps": "Filename\tType\n", "1/net/route": "Iface\tDestination\n", "1/net/ipv6_route": ""} {
 		k.Proc(name, text)
 	}
 	return k
@@ -97,7 +98,7 @@ func New(t testing.TB, m Machine) *Kernel {
 
 // Kernel returns the access to the fake that a provider has to a real one.
 func (k *Kernel) Kernel() sysfs.Kernel {
-	return sysfs.Kernel{Sys: k, Processes: tree{k.proc}, Claim: k.claimed, Poll: 10 * time.Millisecond}
+	return sysfs.Kernel{Sys: k, Processes: tree{k.proc}, Machine: tree{k.proc}, Run: tree{k.run}, Claim: k.claimed, Poll: 10 * time.Millisecond}
 }
 
 // Dump returns all of sysfs as text.

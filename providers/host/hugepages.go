@@ -69,13 +69,14 @@ func (hugepages) List(k sysfs.Kernel) ([]providers.Thing, error) {
 		if err != nil {
 			return nil, err
 		}
-		free, err := pages(k, dir, "free_hugepages")
-		if err != nil {
+		var st spec.HugepagesStatus
+		switch free, err := pages(k, dir, "free_hugepages"); {
+		case err == nil:
+			st.Free = &free
+		case !sysfs.Gone(err): // of a copy
 			return nil, err
 		}
-		th := providers.Thing{ID: name, Name: name, Spec: (&spec.Hugepages{Count: n}).Object(), Phase: providers.Ready}
-		th.Status = (&spec.HugepagesStatus{Free: &free}).Object()
-		things = append(things, th)
+		things = append(things, providers.Thing{ID: name, Name: name, Spec: (&spec.Hugepages{Count: n}).Object(), Status: st.Object(), Phase: providers.Ready})
 	}
 	return things, nil
 }
@@ -210,10 +211,4 @@ func fits(k sysfs.Kernel, name string, count int64) error {
 	return nil
 }
 
-func pages(k sysfs.Kernel, dir, file string) (int64, error) {
-	text, err := k.Sys.Read(dir + file)
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-}
+func pages(k sysfs.Kernel, dir, file string) (int64, error) { return k.Number(dir + file) }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -82,22 +81,36 @@ func function(k sysfs.Kernel, address, override string) (th providers.Thing, err
 
 // facts reads what a function is. What the kernel does not show is left out.
 func facts(k sysfs.Kernel, dev, group string) *spec.FunctionStatus {
-	s := &spec.FunctionStatus{}
-	vendor, device := k.Attribute(dev+"/vendor"), k.Attribute(dev+"/device")
-	if vendor != "" && device != "" {
-		id := strings.TrimPrefix(vendor, "0x") + ":" + strings.TrimPrefix(device, "0x")
-		s.ID = &id
+	return &spec.FunctionStatus{
+		ID: told(ids(k, dev, "vendor", "device")), Class: told(code(k.Attribute(dev + "/class"))), IOMMUGroup: told(group), NUMANode: numaNode(k, dev),
 	}
-	if class := strings.TrimPrefix(k.Attribute(dev+"/class"), "0x"); class != "" {
-		s.Class = &class
+}
+
+// told returns a text that is not empty.
+func told(text string) *string {
+	if text == "" {
+		return nil
 	}
-	if group != "" {
-		s.IOMMUGroup = &group
+	return &text
+}
+
+// ids returns a pair of ids, as in 8086:10d3; empty when one of them is not shown.
+func ids(k sysfs.Kernel, dev, vendor, device string) string {
+	v, d := code(k.Attribute(dev+"/"+vendor)), code(k.Attribute(dev+"/"+device))
+	if v == "" || d == "" {
+		return ""
 	}
-	if n, err := strconv.ParseInt(k.Attribute(dev+"/numa_node"), 10, 64); err == nil && n >= 0 {
-		s.NUMANode = &n
+	return v + ":" + d
+}
+
+// code returns a number as lspci shows it.
+func code(hex string) string { return strings.TrimPrefix(hex, "0x") }
+
+func numaNode(k sysfs.Kernel, dev string) *int64 {
+	if n, err := k.Number(dev + "/numa_node"); err == nil && n >= 0 {
+		return &n
 	}
-	return s
+	return nil
 }
 
 // Create implements [sysfs.Noun].

@@ -170,11 +170,7 @@ func autoprobe(c *sysfs.Change, dev string, want *bool) error {
 }
 
 func numVFs(k sysfs.Kernel, address string) (int64, error) {
-	text, err := k.Sys.Read(devices + address + "/sriov_numvfs")
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+	return k.Number(devices + address + "/sriov_numvfs")
 }
 
 // virtualFunctions returns the addresses of the virtual functions of a function.
@@ -189,7 +185,9 @@ func virtualFunctions(k sysfs.Kernel, address string) (vfs []string, err error) 
 			if err != nil {
 				return nil, err
 			}
-			vfs = append(vfs, vf)
+			if vf != "" {
+				vfs = append(vfs, vf)
+			}
 		}
 	}
 	slices.Sort(vfs)

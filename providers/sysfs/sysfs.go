@@ -11,7 +11,13 @@
 //
 // The kernel has no place for an ownership mark. The objects of these kinds are what is not as the kernel would have it by
 // itself: a driver override, virtual functions, huge pages. Deleting one leads back to what the kernel does by itself. What
-// others have set is reported, and adopted only if the document says so.
+// others have set is reported, and adopted only if the document says so. Facts are objects too, which can only be looked at.
+//
+// # Copies
+//
+// The root may be a copy of a machine's sysfs, such as one in a support bundle. Copies lack what nobody could read, and have
+// folders, or files with the target, where a machine has links. They are read as far as that goes: what cannot be read as what it
+// should be is not there.
 package sysfs
 
 import (
@@ -22,6 +28,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -48,6 +55,8 @@ type Kernel struct {
 	Sys       Tree   // /sys
 	Processes Tree   // /proc; nil: it cannot be seen, and what is in use is unknown
 	Unseen    string // why not
+	Machine   Tree   // /proc, for what it tells of the machine as a whole; nil: there is none
+	Run       Tree   // /run; nil: there is none
 
 	// Claim reports whether a block device is claimed for exclusive use, by whatever part of the kernel. Nil: there is nobody to ask.
 	Claim func(block string) (bool, error)
@@ -83,16 +92,41 @@ func (k Kernel) Link(path string) (string, error) {
 	case err != nil:
 		return "", err
 	}
-	return filepath.Base(to), nil
+	return plain(filepath.Base(to)), nil
 }
 
 // Attribute returns the content of a file; empty when there is no such file, or the kernel cannot say.
-func (k Kernel) Attribute(path string) string {
-	text, err := k.Sys.Read(path)
+func (k Kernel) Attribute(path string) string { return Text(k.Sys, path) }
+
+// Text returns the content of a file of a tree, which may be nil; empty when there is no such file, or it cannot be read.
+func Text(t Tree, path string) string {
+	if t == nil {
+		return ""
+	}
+	text, err := t.Read(path)
 	if err != nil {
 		return ""
 	}
-	return strings.TrimSpace(text)
+	return plain(text)
+}
+
+// plain returns what a file says without what surrounds that, and makes it valid text.
+func plain(text string) string {
+	text, _, _ = strings.Cut(text, "\x00")
+	return strings.ToValidUTF8(strings.TrimSpace(text), "\uFFFD")
+}
+
+// Number returns the number in a file. A file without one, which only a copy has, is as good as none.
+func (k Kernel) Number(path string) (int64, error) {
+	text, err := k.Sys.Read(path)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseInt(plain(text), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s has no number: %w", path, fs.ErrNotExist)
+	}
+	return n, nil
 }
 
 // Exists reports whether there is a directory.
@@ -127,7 +161,10 @@ func (c Config) Configured() bool { return c != "" }
 // Check returns nil: whether a path leads to a sysfs is found out by opening it.
 func (c Config) Check(string) error { return nil }
 
-// Kernel opens the tree, and the proc file system next to it. It fails where there is no sysfs.
+// marks are folders of which a copy of a sysfs has at least one.
+var marks = []string{"bus", "class", "devices/system"}
+
+// Kernel opens the tree, and the trees proc and run next to it. It fails where there is neither a sysfs nor a copy of one.
 func (c Config) Kernel(at providers.Opening) (k Kernel, closing func() error, err error) {
 	root := at.Path(string(c))
 	if root == "" {
@@ -138,20 +175,42 @@ func (c Config) Kernel(at providers.Opening) (k Kernel, closing func() error, er
 	if err != nil {
 		return k, nil, err
 	}
-	k.Sys, closing = sys, sys.root.Close
-	if !k.Exists("bus") || !k.Exists("devices") {
-		return k, nil, errors.Join(fmt.Errorf("%s is not a sysfs: it has no directories bus and devices", root), closing())
+	sys.copied = !sys.live
+	opened := []dir{sys}
+	closing = func() (err error) {
+		for _, d := range opened {
+			err = errors.Join(err, d.root.Close())
+		}
+		return err
+	}
+	k.Sys = sys
+	switch {
+	case sys.copied && !slices.ContainsFunc(marks, k.Exists):
+		return k, nil, errors.Join(fmt.Errorf("%s is not a sysfs, nor a copy of one: it has none of the directories %s", root, strings.Join(marks, ", ")), closing())
+	case sys.live && (!k.Exists("bus") || !k.Exists("devices")):
+		return k, nil, errors.Join(fmt.Errorf("%s is not the root of a sysfs: it has no directories bus and devices", root), closing())
 	}
 	if sys.live {
 		k.Claim, k.Events = claimed, pciEvents
 	}
-	path := filepath.Join(filepath.Dir(root), "proc")
+	beside := filepath.Dir(root)
+	for _, name := range []string{"run", "var/run"} {
+		if run, err := open(filepath.Join(beside, name)); err == nil {
+			opened = append(opened, run)
+			k.Run = run
+			break
+		}
+	}
+	path := filepath.Join(beside, "proc")
 	proc, err := open(path)
 	if err != nil {
 		k.Unseen = err.Error()
 		return k, closing, nil
 	}
-	closing = func() error { return errors.Join(sys.root.Close(), proc.root.Close()) }
+	opened = append(opened, proc)
+	if sys.copied || proc.kind == unix.PROC_SUPER_MAGIC {
+		k.Machine = proc
+	}
 	if k.Unseen = blind(sys, proc, path); k.Unseen == "" {
 		k.Processes = proc
 	}
@@ -163,8 +222,7 @@ func blind(sys, proc dir, path string) string {
 	if !sys.live {
 		return ""
 	}
-	var on unix.Statfs_t
-	if err := unix.Statfs(path, &on); err != nil || on.Type != unix.PROC_SUPER_MAGIC {
+	if proc.kind != unix.PROC_SUPER_MAGIC {
 		return path + " is not a proc file system"
 	}
 	const initial = "pid:[4026531836]" // PROC_PID_INIT_INO of the kernel
@@ -197,8 +255,10 @@ func claimed(block string) (bool, error) {
 
 // A dir is the tree below a directory of the file system. Links that lead out of it are not followed.
 type dir struct {
-	root *os.Root
-	live bool // it is the kernel's own; a copy of it, such as one in a support bundle, can only be read
+	root   *os.Root
+	kind   int64 // of the file system
+	live   bool  // it is the kernel's own sysfs, which can be written
+	copied bool  // it is a copy of one
 }
 
 func open(path string) (dir, error) {
@@ -210,12 +270,20 @@ func open(path string) (dir, error) {
 	if err := unix.Statfs(path, &on); err != nil {
 		return dir{}, errors.Join(err, root.Close())
 	}
-	return dir{root, on.Type == unix.SYSFS_MAGIC}, nil
+	return dir{root: root, kind: int64(on.Type), live: on.Type == unix.SYSFS_MAGIC}, nil
+}
+
+// absent returns the error of a file that cannot be read: in a copy it is as good as not there.
+func (d dir) absent(err error) error {
+	if err == nil || !d.copied {
+		return err
+	}
+	return fmt.Errorf("%w (%w)", err, fs.ErrNotExist)
 }
 
 func (d dir) Read(path string) (string, error) {
 	b, err := d.root.ReadFile(path)
-	return strings.TrimSuffix(string(b), "\n"), err
+	return strings.TrimSuffix(string(b), "\n"), d.absent(err)
 }
 
 func (d dir) Write(path, value string) (err error) {
@@ -231,16 +299,24 @@ func (d dir) Write(path, value string) (err error) {
 	return err
 }
 
-func (d dir) Readlink(path string) (string, error) { return d.root.Readlink(path) }
+func (d dir) Readlink(path string) (string, error) {
+	to, err := d.root.Readlink(path)
+	if err != nil && d.copied {
+		if text, rerr := d.Read(path); rerr == nil && strings.HasPrefix(text, "../") { // a file with the target in place of the link
+			return text, nil
+		}
+	}
+	return to, d.absent(err)
+}
 
 func (d dir) ReadDir(path string) ([]string, error) {
 	f, err := d.root.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, d.absent(err)
 	}
 	names, err := f.Readdirnames(-1)
 	slices.Sort(names)
-	return names, errors.Join(err, f.Close())
+	return names, d.absent(errors.Join(err, f.Close()))
 }
 
 // A Change is the kernel as a verb writes to it.
