@@ -1,4 +1,5 @@
-// Package host is the provider of what belongs to a node's kernel as a whole: its huge pages.
+// Package host is the provider of what belongs to a node's kernel as a whole: its huge pages, and facts about
+// the machine.
 package host
 
 import (
@@ -22,5 +23,8 @@ func (c Config) Open(_ context.Context, at providers.Opening) (*providers.Provid
 
 // New serves the kinds of a node with a kernel; closing may be nil.
 func New(node string, k sysfs.Kernel, closing func() error) *providers.Provider {
-	return sysfs.Provider("host", node, k, closing, sysfs.Kind{Name: "host.hugepages", Traits: sysfs.Traits(), Noun: hugepages{}})
+	return sysfs.Provider("host", node, k, closing,
+		sysfs.Kind{Name: "host.hugepages", Traits: sysfs.Traits(), Noun: hugepages{}},
+		sysfs.Kind{Name: "host.facts", Traits: sysfs.FactTraits(), Noun: sysfs.Facts(listFacts)},
+	)
 }

@@ -28,7 +28,7 @@ func TestLaws(t *testing.T) {
 	}
 	providertest.Run(t, providertest.Suite{
 		Kinds: schemas.Kinds(),
-		Cases: []providertest.Case{{
+		Cases: []providertest.Case{{Kind: "host.facts", Name: "node", Want: schema.Object{}}, {
 			Kind: "host.hugepages", Name: "node1-2048kB",
 			Want: schema.Object{"count": int64(64)}, Update: schema.Object{"count": int64(32)}, Invalid: schema.Object{"count": int64(100000)},
 			Other: func(i int) providertest.Made {

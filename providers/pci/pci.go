@@ -1,5 +1,5 @@
-// Package pci is the provider of the PCI functions of a node, through the kernel's sysfs: which driver a function is bound to, and
-// how many virtual functions it has. What a function is used for is found out from the proc file system beside it.
+// Package pci is the provider of the PCI functions of a node, through the kernel's sysfs: what they are, which driver one is bound to,
+// and how many virtual functions it has. What a function is used for is found out from the proc file system beside it.
 package pci
 
 import (
@@ -34,6 +34,7 @@ func New(node string, k sysfs.Kernel, closing func() error) *providers.Provider 
 	return sysfs.Provider("pci", node, k, closing,
 		sysfs.Kind{Name: "pci.function", Traits: bound, Noun: functions{}},
 		sysfs.Kind{Name: "pci.sriov", Traits: virtual, Noun: sriov{}},
+		sysfs.Kind{Name: "pci.device", Traits: sysfs.FactTraits(), Noun: sysfs.Facts(listDevices)},
 	)
 }
 

@@ -37,6 +37,7 @@ var others = []string{
 }
 
 var cases = []providertest.Case{
+	{Kind: "pci.device", Name: "0000:01:00.0", Want: schema.Object{}},
 	{
 		Kind: "pci.function", Name: "0000:01:00.0",
 		Want:    schema.Object{"driver": "vfio-pci"},

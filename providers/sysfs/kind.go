@@ -39,6 +39,28 @@ type Noun interface {
 	Delete(c *Change, have providers.Thing) error
 }
 
+// Facts are a noun that can only be looked at.
+type Facts func(k Kernel) ([]providers.Thing, error)
+
+// FactTraits returns the traits of the kinds that are facts.
+func FactTraits() providers.Traits {
+	return providers.Traits{ID: "{name}", Create: providers.Never, Update: providers.Never, Delete: providers.Never}
+}
+
+// List implements [Noun].
+func (f Facts) List(k Kernel) ([]providers.Thing, error) { return f(k) }
+
+// Create implements [Noun].
+func (Facts) Create(*Change, string, schema.Object) error { return errFact }
+
+// Update implements [Noun].
+func (Facts) Update(*Change, providers.Thing, schema.Object) error { return errFact }
+
+// Delete implements [Noun].
+func (Facts) Delete(*Change, providers.Thing) error { return errFact }
+
+var errFact = Refuse(providers.Unsupported, "it can only be observed")
+
 // A Kind is a noun with the name and the traits of its kind.
 type Kind struct {
 	Name   string
@@ -52,7 +74,12 @@ func Provider(name, node string, k Kernel, closing func() error, nouns ...Kind) 
 	served := make([]*kind, len(nouns))
 	for i, n := range nouns {
 		served[i] = &kind{node: node, name: n.Name, noun: n.Noun, kernel: k}
-		kinds = append(kinds, providers.Served{Name: n.Name, Traits: n.Traits, Kind: served[i], Watch: served[i].watch})
+		s := providers.Served{Name: n.Name, Traits: n.Traits, Kind: served[i]}
+		// Facts are many, change by themselves, such as the speed of a link, and reading them may wake a device: not every second.
+		if _, fact := n.Noun.(Facts); !fact {
+			s.Watch = served[i].watch
+		}
+		kinds = append(kinds, s)
 	}
 	p := providers.New(name, node, closing, kinds...)
 	for _, k := range served {

@@ -4,7 +4,7 @@
 
 package kinds
 
-var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "0c6026b4d803b63202c5231961c00a022aedc00feba5e46cdbe697b8db8e4b09"}, doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "56ef8430f9726d233c15820ba3726746351c9c792c08cf5be6e9af34eb688dc2"}, doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "Version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "Limits on what a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic used to manage the site, keyed by a descriptive name. Every security group in use must permit it; otherwise the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
@@ -36,10 +36,7 @@ var checkCarbideText = check{name: "#CarbideText", doc: "Text that a machine rep
 var checkDuration = check{name: "#Duration", doc: "A duration in Go syntax: 90s, 1h30m.", types: isString, tests: []test{&pattern{text: `^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`}}}
 
 var checkExternal = check{name: "#External", doc: "An existing object that is managed by others. The document refers to it by its name here, like any resource; it is never created, changed, deleted or recorded. It has no other fields.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "external", doc: "True: the only object with this name, looked up for every plan. Or the external id of the object, if the name does not identify it or the remote system cannot list the kind; in the latter case the id is used as it is and not checked.", check: &check{types: isBool | isObject, tests: []test{&anyOf{checks: []*check{
-		{types: isBool, tests: []test{&enum{values: []any{true}}}},
-		&checkExternalID,
-	}}}}, required: true},
+	&memberExternal,
 }}}}
 
 var checkExternalID = check{name: "#ExternalID", doc: "An object, by its id in the remote system.", types: isObject, tests: []test{&object{members: []*member{
@@ -121,6 +118,11 @@ var checkVNI = check{name: "#VNI", doc: "A VXLAN network identifier, 24 bits.", 
 var memberDependsOn = member{name: "depends_on", doc: "Refs of resources that must exist before this one, in addition to those that its fields refer to.", check: &check{types: isList, tests: []test{&list{elem: &checkRef}}}}
 
 var memberDescription = member{name: "description", doc: "Description of the object; at most 1024 bytes.", check: &checkCarbideDescription}
+
+var memberExternal = member{name: "external", doc: "True: the only object with this name, looked up for every plan. Or the external id of the object, if the name does not identify it or the remote system cannot list the kind; in the latter case the id is used as it is and not checked.", check: &check{types: isBool | isObject, tests: []test{&anyOf{checks: []*check{
+	{types: isBool, tests: []test{&enum{values: []any{true}}}},
+	&checkExternalID,
+}}}}, required: true}
 
 var memberLabels = member{name: "labels", doc: "Labels; at most 9, because the service stores 10 and converge needs one for its ownership mark.", check: &checkLabels}
 
