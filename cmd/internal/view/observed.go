@@ -64,13 +64,27 @@ func ObservedText(site *schema.Site, places []schema.Place, items []survey.Item,
 
 // tabulate shows the items of a place.
 func (t *planText) tabulate(k *schema.Kind, items []survey.Item) {
-	rows := [][]string{{"NAME", "MANAGED"}}
+	// Of what can only be observed, the observed fields are all that there is, and none of it is managed.
+	fact := k.Reference()
+	shown := func(i survey.Item) schema.Object {
+		if fact {
+			return i.Status
+		}
+		return i.Spec
+	}
+	rows := [][]string{{"NAME"}}
+	if !fact {
+		rows[0] = append(rows[0], "MANAGED")
+	}
 	unready := slices.ContainsFunc(items, func(i survey.Item) bool { return i.State != providers.Ready || i.Detail != "" })
 	if unready {
 		rows[0] = append(rows[0], "STATE")
 	}
 	for _, i := range items {
-		row := []string{clean(itemName(&i)), managedAs(&i)}
+		row := []string{clean(itemName(&i))}
+		if !fact {
+			row = append(row, managedAs(&i))
+		}
 		if unready {
 			row = append(row, t.tell(clean(strings.TrimSuffix(string(i.State)+": "+i.Detail, ": "))))
 		}
@@ -79,19 +93,19 @@ func (t *planText) tabulate(k *schema.Kind, items []survey.Item) {
 	hidden := 0
 	for i := range k.Fields {
 		f := &k.Fields[i]
-		says := func(it survey.Item) bool { v := it.Spec[f.Name]; return dense(v) != nil && !alike(v, f.Default) }
+		says := func(it survey.Item) bool { v := shown(it)[f.Name]; return dense(v) != nil && !alike(v, f.Default) }
 		switch {
 		case f.Secret:
 			continue
 		case !t.Full && !slices.ContainsFunc(items, says):
-			if slices.ContainsFunc(items, func(it survey.Item) bool { return it.Spec[f.Name] != nil }) {
+			if slices.ContainsFunc(items, func(it survey.Item) bool { return shown(it)[f.Name] != nil }) {
 				hidden++
 			}
 			continue
 		}
 		column := []string{strings.ToUpper(f.Name)}
 		for _, it := range items {
-			column = append(column, t.tell(brief(f, it.Spec[f.Name])))
+			column = append(column, t.tell(brief(f, shown(it)[f.Name])))
 		}
 		if !t.Full && wide(rows)+wide([][]string{{longestOf(column)}}) > t.Style.width() {
 			hidden++
