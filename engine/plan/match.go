@@ -335,6 +335,9 @@ func (m *maker) index() {
 // unmanaged lists what nothing declares.
 func (m *maker) unmanaged() {
 	for at, things := range m.in.Observed.Things {
+		if k := m.in.Kinds[at.Kind]; k != nil && k.Reference() { // nothing could ever manage them
+			continue
+		}
 		for i := range things {
 			t := &things[i]
 			if m.owners[t] != nil || m.outsiders[t] || t.Phase == providers.Deleting || t.Derived {
