@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -41,6 +42,9 @@ func world(t *testing.T, kinds func(t *testing.T) *providers.Provider) providert
 	t.Cleanup(func() {
 		p := kinds(t)
 		for _, k := range p.Kinds { // functions come before those that make them
+			if k.Traits.Delete == providers.Never {
+				continue
+			}
 			things, err := providers.Collect(k.Kind.List(context.Background()))
 			must(t, err)
 			for _, th := range things {
@@ -155,6 +159,7 @@ func TestGuestLaws(t *testing.T) {
 				Kind: "pci.sriov", Name: g.Address("sriov"), Single: true,
 				Want: virtual, Update: schema.Object{"num_vfs": int64(2), "drivers_autoprobe": true}, Invalid: schema.Object{"num_vfs": int64(5)},
 			},
+			{Kind: "pci.device", Name: g.Address("disk"), Want: schema.Object{}},
 		},
 	})
 	two := []string{"node1-2048kB", "node0-2048kB"}
@@ -171,8 +176,75 @@ func TestGuestLaws(t *testing.T) {
 					return providertest.Made{Kind: "host.hugepages", Name: two[i], Spec: schema.Object{"count": int64(2)}}
 				},
 			},
+			{Kind: "host.facts", Name: "node", Want: schema.Object{}},
 		},
 	})
+}
+
+// What the kernel shows of functions that nobody has touched, and of the machine.
+func TestGuestFacts(t *testing.T) {
+	g := guest.In(t, full.Name)
+	w := world(t, devices)
+	look := func(address string) schema.Object {
+		t.Helper()
+		things, err := served(t, w, "pci.device").Get(t.Context(), []string{g.Address(address)})
+		must(t, err)
+		if len(things) != 1 {
+			t.Fatalf("%s is shown as %+v", address, things)
+		}
+		return things[0].Status
+	}
+	has := func(what string, o schema.Object, want schema.Object) {
+		t.Helper()
+		for field, v := range want {
+			if !schema.Equal(o[field], v) {
+				t.Errorf("the %s of %s is %v, want %v", field, what, o[field], v)
+			}
+		}
+	}
+	disk := look("disk")
+	has("the disk", disk, schema.Object{"class": "010802", "driver": "nvme", "numa_node": int64(0)})
+	ids, _ := disk["nvme_namespaces"].([]any)
+	var shown []string
+	for _, place := range []string{"/sys/class/nvme/*/nvme*n*/wwid", "/sys/class/block/*/wwid"} {
+		files, err := filepath.Glob(place)
+		must(t, err)
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			must(t, err)
+			shown = append(shown, strings.TrimSpace(string(text)))
+		}
+	}
+	if len(ids) != 1 || !slices.Contains(shown, fmt.Sprint(ids[0])) || disk["iommu_group"] == nil || disk["max_link_speed"] == nil {
+		t.Errorf("the disk is %v; the kernel shows the namespaces %q", disk, shown)
+	}
+	must(t, served(t, w, "pci.sriov").Create(t.Context(), call("pci.sriov", g.Address("sriov"), virtual)))
+	has("the function with virtual ones", look("sriov"), schema.Object{"total_vfs": int64(4), "num_vfs": int64(2)})
+	all, err := providers.Collect(served(t, w, "pci.device").List(t.Context()))
+	must(t, err)
+	vfs := 0
+	for _, th := range all {
+		if th.Status["physical_function"] == g.Address("sriov") {
+			vfs++
+		}
+	}
+	if vfs != 2 {
+		t.Errorf("of 2 virtual functions %d are shown among %d functions", vfs, len(all))
+	}
+	nic := look("nic")
+	has("the network adapter", nic, schema.Object{"id": "8086:10d3", "class": "020000", "driver": "e1000e"})
+	if of, _ := nic["interfaces"].([]any); len(of) != 1 {
+		t.Errorf("the network adapter is %v", nic)
+	}
+	things, err := providers.Collect(served(t, world(t, pools), "host.facts").List(t.Context()))
+	must(t, err)
+	facts := things[0].Status
+	of, _ := facts["node_memory"].(map[string]any)
+	modules, _ := facts["modules"].([]any)
+	groups, _ := facts["iommu_groups"].(int64)
+	if len(things) != 1 || len(of) != 2 || groups < 2 || !slices.Contains(modules, any("nvme")) || facts["kernel_release"] == nil || facts["reboot_required"] != false {
+		t.Errorf("the facts are %+v", things)
+	}
 }
 
 // A group of several functions is ready once all of them are bound to vfio-pci; their bridge stays with its driver.
