@@ -40,7 +40,7 @@ const step = 23
 // in a way that can be shown, or passes through the document, the plan, the run, the record and the world unchanged.
 func TestTortureHostileNames(t *testing.T) {
 	all := positions(t)
-	kinds := append(embedded(t).Kinds().Names(), "document")
+	kinds := append(settable(embedded(t)), "document")
 	sorts := []string{"name", "node", "key", "value", "head"}
 	reached := torture.Cover(t, "kinds", kinds)
 	where := torture.Cover(t, "sorts of places", sorts)
