@@ -9,7 +9,7 @@ import (
 
 // TestSpecsAreOfTheSchema checks that the structs agree with the schema.
 func TestSpecsAreOfTheSchema(t *testing.T) {
-	for _, provider := range []string{"carbide", "libvirt", "ovs"} {
+	for _, provider := range []string{"carbide", "host", "libvirt", "ovs", "pci"} {
 		files, err := generate(provider)
 		if err != nil {
 			t.Fatal(err)
