@@ -149,6 +149,17 @@ func (l *library) volumeAt(ctx context.Context, path string) (pool, name string,
 }
 
 func (l *library) createVolume(ctx context.Context, pool, xml string) error {
+	return l.newVolume(ctx, pool, xml, func(p *virt.StoragePool) (*virt.StorageVol, error) { return p.StorageVolCreateXML(xml, 0) })
+}
+
+func (l *library) copyVolume(ctx context.Context, pool, xml, fromPool, from string) error {
+	return l.withVolume(ctx, fromPool, from, func(source *virt.StorageVol) error {
+		return l.newVolume(ctx, pool, xml, func(p *virt.StoragePool) (*virt.StorageVol, error) { return p.StorageVolCreateXMLFrom(xml, source, 0) })
+	})
+}
+
+// newVolume makes a call that creates a volume.
+func (l *library) newVolume(ctx context.Context, pool, xml string, call func(p *virt.StoragePool) (*virt.StorageVol, error)) error {
 	return l.withPool(ctx, pool, func(p *virt.StoragePool) error {
 		var named libvirtxml.StorageVolume
 		if err := named.Unmarshal(xml); err != nil {
@@ -156,7 +167,7 @@ func (l *library) createVolume(ctx context.Context, pool, xml string) error {
 		}
 		l.files.Store(pool+"/"+named.Name, true)
 		defer l.files.Delete(pool + "/" + named.Name)
-		v, err := p.StorageVolCreateXML(xml, 0)
+		v, err := call(p)
 		if err != nil {
 			return err
 		}

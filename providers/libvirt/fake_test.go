@@ -3,6 +3,7 @@ package libvirt
 import (
 	"context"
 	"encoding/xml"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -187,6 +188,35 @@ func (f *fake) createVolume(_ context.Context, pool, text string) error {
 	return err
 }
 
+// copyVolume does what libvirt does: only a raw copy of a raw volume gets the capacity of its definition.
+func (f *fake) copyVolume(ctx context.Context, pool, text, fromPool, from string) error {
+	f.mu.Lock()
+	source := f.files[fromPool][from]
+	data := slices.Clone(f.data[fromPool+"/"+from])
+	f.mu.Unlock()
+	var v, of libvirtxml.StorageVolume
+	if err := errors.Join(v.Unmarshal(text), of.Unmarshal(source)); err != nil {
+		return err
+	}
+	if source == "" {
+		return &answer{class: providers.Absent, err: errorText("no storage volume with that name")}
+	}
+	if v.Capacity.Value < of.Capacity.Value || v.Target.Format.Type != "raw" || of.Target.Format.Type != "raw" {
+		v.Capacity.Value = of.Capacity.Value
+	}
+	text, err := v.Marshal()
+	if err != nil {
+		return err
+	}
+	err = f.createVolume(ctx, pool, text)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if at := pool + "/" + v.Name; f.data[at] != nil {
+		copy(f.data[at], data)
+	}
+	return err
+}
+
 // upload writes what comes before a cut, and then fails.
 func (f *fake) upload(_ context.Context, pool, name string, offset uint64, b []byte) error {
 	f.mu.Lock()
@@ -220,8 +250,22 @@ func (f *fake) download(_ context.Context, pool, name string, bytes uint64) ([]b
 	return slices.Clone(data[:min(uint64(len(data)), bytes)]), nil
 }
 
-func (f *fake) resizeVolume(_ context.Context, pool, name string, _ uint64) error {
-	return f.fail("resize " + pool + "/" + name)
+func (f *fake) resizeVolume(_ context.Context, pool, name string, bytes uint64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := f.fail("resize " + pool + "/" + name)
+	if err != nil && !f.effect {
+		return err
+	}
+	var v libvirtxml.StorageVolume
+	if err := v.Unmarshal(f.files[pool][name]); err != nil {
+		return err
+	}
+	v.Capacity.Value = bytes
+	f.files[pool][name], _ = v.Marshal()
+	at := pool + "/" + name
+	f.data[at] = append(f.data[at], make([]byte, max(int(bytes)-len(f.data[at]), 0))...)
+	return err
 }
 
 func (f *fake) deleteVolume(_ context.Context, pool, name string) error {

@@ -181,8 +181,8 @@ func (f far) cases() []providertest.Case {
 			},
 		},
 	}
-	if f.host != nil { // the test driver has no upload
-		cases = append(cases, seedCase(pool))
+	if f.host != nil { // the test driver has neither upload nor resize
+		cases = append(cases, seedCase(pool), cloneCase(pool, base))
 	}
 	cases = append(cases, f.machines(pool, network)...)
 	if f.host == nil { // the test driver never runs what a network was changed to

@@ -263,6 +263,8 @@ func TestReal(t *testing.T) {
 		{"files made by hand", byHand},
 		{"in use", inUse},
 		{"a seed", aSeed},
+		{"a copy", aCopy},
+		{"a cut copy", cutCopy},
 		{"closed", closed},
 		{"killed", killed},
 		{"frozen", frozen},

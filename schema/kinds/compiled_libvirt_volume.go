@@ -7,18 +7,20 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindLibvirtVolume, "libvirt/volume.cue", "db2adf6b79800e6a61acffacab4233f1803ce7fbc736345efd9db9a65308292f")
+	compiledFiles.add(&kindLibvirtVolume, "libvirt/volume.cue", "f71f1421698306c6b1276514378d122847fd68d4934ee3364514c8cb31749563")
 }
 
-var kindLibvirtVolume = kind{Kind: schema.Kind{Name: "libvirt.volume", Node: true, Doc: "A volume of a storage pool: an image file in the directory of the pool, with the name of the volume. It is created sparse, with all zeros or with the contents of its backing volume. A volume is not deleted while a domain uses it, or another volume has it as its backing volume.", Fields: []schema.Field{
+var kindLibvirtVolume = kind{Kind: schema.Kind{Name: "libvirt.volume", Node: true, Doc: "A volume of a storage pool: an image file in the directory of the pool, with the name of the volume. It is created sparse, with all zeros, with the contents of its backing volume, or as a copy of another volume. A volume is not deleted while a domain uses it, or another volume has it as its backing volume.", Fields: []schema.Field{
 	{Name: "backing", Type: "string", Doc: "Name of the volume that holds what was never written to this one, which must be a qcow2 volume. It may be in another pool. It must not be written to while it is a backing volume.", Constraint: "#LibvirtName", Ref: "libvirt.volume", Immutable: true},
 	{Name: "capacity", Type: "int", Doc: "Size that a guest sees, in bytes; of a qcow2 volume, a multiple of 1024. It can only grow. A domain that is running with the volume sees the new size at once.", Constraint: "int & >=512", Required: true},
+	{Name: "clone", Type: "string", Doc: "Name of the volume that this one is created as a full copy of, after which neither depends on the other. It may be in another pool, have the other format, and be smaller. No running domain may have it as a disk while it is copied. libvirt does not report what a volume was copied from: converge compares this with what it has recorded. Stating it for a volume that exists without, such as one that is adopted, changes nothing.", Constraint: "#LibvirtName", Ref: "libvirt.volume", Immutable: true, Kept: true},
 	{Name: "format", Type: "string", Doc: "Format of the image file.", Constraint: `*"qcow2" | "raw"`, Default: "qcow2", Immutable: true},
 	{Name: "path", Type: "string", Doc: "Path of the image file.", Constraint: "string", Computed: true},
 	{Name: "pool", Type: "string", Doc: "Name of the pool that the volume belongs to.", Constraint: "#LibvirtName", Required: true, Ref: "libvirt.pool", Immutable: true},
 }}, name: &checkLibvirtName, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	{name: "backing", doc: "Name of the volume that holds what was never written to this one, which must be a qcow2 volume. It may be in another pool. It must not be written to while it is a backing volume.", check: &checkLibvirtName},
 	{name: "capacity", doc: "Size that a guest sees, in bytes; of a qcow2 volume, a multiple of 1024. It can only grow. A domain that is running with the volume sees the new size at once.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(512)}}}, required: true},
+	{name: "clone", doc: "Name of the volume that this one is created as a full copy of, after which neither depends on the other. It may be in another pool, have the other format, and be smaller. No running domain may have it as a disk while it is copied. libvirt does not report what a volume was copied from: converge compares this with what it has recorded. Stating it for a volume that exists without, such as one that is adopted, changes nothing.", check: &checkLibvirtName},
 	&memberDependsOn,
 	{name: "format", doc: "Format of the image file.", check: &check{types: isString, tests: []test{&enum{values: []any{"qcow2", "raw"}}}}, filled: true, fill: "qcow2"},
 	&memberLifecycle,
