@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"io"
 
 	"converge.dev/converge/providers"
 )
@@ -47,8 +48,9 @@ type conn interface {
 	copyVolume(ctx context.Context, pool, xml, fromPool, from string) error
 	resizeVolume(ctx context.Context, pool, name string, bytes uint64) error
 	deleteVolume(ctx context.Context, pool, name string) error
-	// upload writes into a volume from an offset on. When libvirt answers with an error, a part may be written.
-	upload(ctx context.Context, pool, name string, offset uint64, b []byte) error
+	// upload writes bytes that it reads into a volume, from an offset on. When libvirt answers with an error, or they cannot be read, a part
+	// may be written.
+	upload(ctx context.Context, pool, name string, offset, bytes uint64, r io.Reader) error
 	// download returns the first bytes of a volume, fewer when it is shorter.
 	download(ctx context.Context, pool, name string, bytes uint64) ([]byte, error)
 

@@ -191,17 +191,25 @@ func (l *library) deleteVolume(ctx context.Context, pool, name string) error {
 // packet is how much is sent at once; every version of libvirt takes that.
 const packet = 64 << 10
 
-func (l *library) upload(ctx context.Context, pool, name string, offset uint64, b []byte) error {
+func (l *library) upload(ctx context.Context, pool, name string, offset, bytes uint64, r io.Reader) error {
 	return l.streamed(ctx, pool, name, func(v *virt.StorageVol, s *virt.Stream) error {
-		if err := v.Upload(s, offset, uint64(len(b)), 0); err != nil {
+		if err := v.Upload(s, offset, bytes, 0); err != nil {
 			return err
 		}
-		for len(b) > 0 {
-			n, err := s.Send(b[:min(len(b), packet)])
-			if err != nil {
+		buffer := make([]byte, packet)
+		for bytes > 0 {
+			b := buffer[:min(bytes, packet)]
+			if _, err := io.ReadFull(r, b); err != nil {
 				return err
 			}
-			b = b[n:]
+			bytes -= uint64(len(b))
+			for len(b) > 0 {
+				n, err := s.Send(b)
+				if err != nil {
+					return err
+				}
+				b = b[n:]
+			}
 		}
 		return nil
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/xml"
 	"errors"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -30,6 +31,7 @@ type fake struct {
 	ended   chan struct{}
 	gone    atomic.Bool // the connection is lost
 	closed  atomic.Bool
+	images  string // the directory of images that may be uploaded
 
 	// fail gets each call that changes something, such as "stop net", and returns the error that it fails with.
 	fail func(call string) error
@@ -218,7 +220,8 @@ func (f *fake) copyVolume(ctx context.Context, pool, text, fromPool, from string
 }
 
 // upload writes what comes before a cut, and then fails.
-func (f *fake) upload(_ context.Context, pool, name string, offset uint64, b []byte) error {
+func (f *fake) upload(_ context.Context, pool, name string, offset, bytes uint64, r io.Reader) error {
+	b, unread := io.ReadAll(io.LimitReader(r, int64(bytes)))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	at := pool + "/" + name
@@ -230,9 +233,26 @@ func (f *fake) upload(_ context.Context, pool, name string, offset uint64, b []b
 		if f.cut >= 0 {
 			b = b[:min(len(b), f.cut)]
 		}
+		f.data[at] = append(f.data[at], make([]byte, max(int(offset)+len(b)-len(f.data[at]), 0))...)
 		copy(f.data[at][offset:], b)
+		f.notice(pool, name)
+	}
+	if unread != nil {
+		return &lost{err: unread}
 	}
 	return err
+}
+
+// notice gives a qcow2 volume the capacity that its header says.
+func (f *fake) notice(pool, name string) {
+	var v libvirtxml.StorageVolume
+	if err := v.Unmarshal(f.files[pool][name]); err != nil {
+		panic(err)
+	}
+	if q, err := readQcow2(f.data[pool+"/"+name]); err == nil && v.Target.Format.Type == "qcow2" {
+		v.Capacity.Value = uint64(q.size)
+		f.files[pool][name], _ = v.Marshal()
+	}
 }
 
 func (f *fake) download(_ context.Context, pool, name string, bytes uint64) ([]byte, error) {
@@ -438,7 +458,7 @@ func (f *fake) put(o object, name, stored, running string) {
 // open serves the fake.
 func (f *fake) open(t *testing.T) *providers.Provider {
 	t.Helper()
-	p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site, Poll: 10 * time.Millisecond},
+	p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site, Images: f.images, Poll: 10 * time.Millisecond},
 		func(string, func(object, string)) (conn, error) { return f, nil })
 	if err != nil {
 		t.Fatal(err)

@@ -194,6 +194,7 @@ func (volumes) create(ch *change, want schema.Object) error {
 	if err != nil {
 		return err
 	}
+	defer d.close()
 	if !d.filled() {
 		return ch.do(func() error { return ch.createVolume(ch.ctx, d.pool, d.xml) })
 	}
@@ -205,7 +206,8 @@ type draft struct {
 	pool, name string
 	spec       spec.Volume
 	xml        string
-	clone      *image // nil: none
+	clone      *image     // nil: none
+	image      *imageFile // nil: none
 }
 
 // draft prepares to make a volume, and refuses what cannot be.
@@ -229,8 +231,10 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 		return nil, refuse(providers.Invalid, "the capacity of a qcow2 volume is a multiple of %d bytes, and %d is not", granule, s.Capacity)
 	case format != "qcow2" && s.Backing != nil:
 		return nil, refuse(providers.Invalid, "a %s volume cannot have a backing volume", format)
-	case s.Backing != nil && s.Clone != nil:
-		return nil, refuse(providers.Invalid, "a volume with a backing volume cannot be a clone")
+	case s.Backing != nil && s.Clone != nil, s.Clone != nil && s.Image != nil, s.Image != nil && s.Backing != nil:
+		return nil, refuse(providers.Invalid, "a volume has only one of backing, clone and image")
+	case s.ImageSha256 != nil && s.Image == nil:
+		return nil, refuse(providers.Invalid, "image_sha256 is stated without image")
 	}
 	v := libvirtxml.StorageVolume{
 		Type: "file", Name: name,
@@ -254,6 +258,11 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 	}
 	if d.xml, err = v.Marshal(); err != nil {
 		return nil, refuse(providers.Invalid, "it cannot be written as XML: %w", err)
+	}
+	if s.Image != nil {
+		if d.image, err = ch.openImage(*s.Image, or(s.ImageSha256, ""), format, s.Capacity); err != nil {
+			return nil, err
+		}
 	}
 	return d, nil
 }

@@ -30,7 +30,7 @@ const unfinished = "it is being filled, or that was cut off, so it is not whole"
 const longestFill = time.Hour
 
 // origins are the fields that say what a new volume is filled with. libvirt does not report them.
-var origins = []string{"clone"}
+var origins = []string{"clone", "image", "image_sha256"}
 
 // untold are the fields that are unknown of an unfinished volume and cannot be changed.
 var untold = slices.Concat(origins, []string{"backing", "format"})
@@ -66,7 +66,14 @@ func marked(found []providers.Thing, ids []string) []providers.Thing {
 }
 
 // filled reports whether a volume is made with contents.
-func (d *draft) filled() bool { return d.clone != nil }
+func (d *draft) filled() bool { return d.clone != nil || d.image != nil }
+
+// close closes the image of a draft.
+func (d *draft) close() {
+	if d.image != nil {
+		d.image.file.Close()
+	}
+}
 
 // source returns the volume that is to be copied into one of some capacity.
 func (ch *change) source(id string, capacity int64) (*image, error) {
@@ -89,6 +96,9 @@ func (ch *change) source(id string, capacity int64) (*image, error) {
 		return nil, refuse(providers.Invalid, "a capacity of %d bytes is too small for a copy of volume %s, which has %d", capacity, id, bytes)
 	}
 	pool, name, _ := strings.Cut(id, "/")
+	if err := ch.closed(pool, name, format, things[0].Spec); err != nil {
+		return nil, err
+	}
 	i := &image{pool, name, path}
 	uses, err := ch.uses(*i)
 	if err != nil {
@@ -100,6 +110,25 @@ func (ch *change) source(id string, capacity int64) (*image, error) {
 		}
 	}
 	return i, nil
+}
+
+// closed refuses to copy an image that leads to files outside of the pools. A guest can write a header of qcow2 into its raw disk, of which
+// libvirt then says that it has that format, and would copy any file of the node that is named there.
+func (ch *change) closed(pool, name, format string, s schema.Object) error {
+	if format != "qcow2" {
+		return nil
+	}
+	if backing, _ := s["backing"].(string); strings.HasPrefix(backing, "/") {
+		return refuse(providers.Invalid, "volume %s/%s is based on %s, which is in no pool, so it is not copied", pool, name, backing)
+	}
+	head, err := ch.download(ch.ctx, pool, name, qcow2Header3)
+	if err != nil {
+		return err
+	}
+	if _, err := readQcow2(head); err != nil {
+		return refuse(providers.Invalid, "volume %s/%s is not copied: %w", pool, name, err)
+	}
+	return nil
 }
 
 // makeMarked makes a volume with contents. When libvirt refuses a part, nothing is left.
@@ -134,6 +163,7 @@ func (ch *change) makeAgain(id string, want schema.Object) error {
 	if err != nil {
 		return err
 	}
+	defer d.close()
 	if err := ch.discard(d.pool, d.name); err != nil {
 		return err
 	}
@@ -152,14 +182,38 @@ func (ch *change) finish(d *draft) (made bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if d.image != nil {
+		if err := ch.uploadImage(d); err != nil {
+			return true, err
+		}
+	}
 	if err := ch.grow(d); err != nil {
 		return true, err
 	}
 	return true, ch.unmark(d.pool, d.name)
 }
 
+// uploadImage writes an image into a volume. What it writes is checked again, because the file may have changed since.
+func (ch *change) uploadImage(d *draft) error {
+	r := d.image.contents(ch.ctx)
+	err := ch.do(func() error { return ch.upload(ch.ctx, d.pool, d.name, 0, uint64(d.image.bytes), r) })
+	switch {
+	case r.err != nil:
+		return refuse(providers.Invalid, "image %s: %w", d.image.path, r.err)
+	case err != nil:
+		return err
+	}
+	return r.verify()
+}
+
 // grow gives a volume that was just filled its capacity.
 func (ch *change) grow(d *draft) error {
+	if d.image != nil { // libvirt may not yet have noticed what was uploaded
+		if or(d.spec.Format, "qcow2") == "raw" || d.image.size == d.spec.Capacity {
+			return nil
+		}
+		return ch.do(func() error { return ch.resizeVolume(ch.ctx, d.pool, d.name, uint64(d.spec.Capacity)) })
+	}
 	v, err := ch.image(d.pool + "/" + d.name)
 	if err != nil {
 		return err

@@ -17,6 +17,10 @@ type Volume struct {
 	Clone *string
 	// Format of the image file.
 	Format *string
+	// Path of an image that is uploaded into the new volume, relative to the directory nodes.NAME.libvirt_images of converge.yaml, on the machine where converge runs. It has the format of the volume, may be smaller, and refers to no other files. Later it is compared as clone is, and the file is no longer needed.
+	Image *string
+	// SHA-256 of the image, in hex. Another file is not uploaded. To replace the volume when the image is another one, state it.
+	ImageSha256 *string
 	// Name of the pool that the volume belongs to.
 	Pool string
 }
@@ -28,6 +32,8 @@ func (s *Volume) Object() schema.Object {
 	o["capacity"] = s.Capacity
 	object.Put(o, "clone", s.Clone)
 	object.Put(o, "format", s.Format)
+	object.Put(o, "image", s.Image)
+	object.Put(o, "image_sha256", s.ImageSha256)
 	o["pool"] = s.Pool
 	return o
 }
@@ -40,11 +46,13 @@ func (s *Volume) Read(o schema.Object) error {
 }
 
 func (s *Volume) read(r *object.Reader, o map[string]any) {
-	r.Only(o, "backing", "capacity", "clone", "format", "pool")
+	r.Only(o, "backing", "capacity", "clone", "format", "image", "image_sha256", "pool")
 	s.Backing = object.Optional[string](r, o, "backing")
 	s.Capacity = object.Value[int64](r, o, "capacity")
 	s.Clone = object.Optional[string](r, o, "clone")
 	s.Format = object.Optional[string](r, o, "format")
+	s.Image = object.Optional[string](r, o, "image")
+	s.ImageSha256 = object.Optional[string](r, o, "image_sha256")
 	s.Pool = object.Value[string](r, o, "pool")
 }
 
