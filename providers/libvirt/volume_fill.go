@@ -96,7 +96,7 @@ func (ch *change) source(id string, capacity int64) (*image, error) {
 		return nil, refuse(providers.Invalid, "a capacity of %d bytes is too small for a copy of volume %s, which has %d", capacity, id, bytes)
 	}
 	pool, name, _ := strings.Cut(id, "/")
-	if err := ch.closed(pool, name, format, things[0].Spec); err != nil {
+	if err := ch.selfContained(pool, name, format, things[0].Spec); err != nil {
 		return nil, err
 	}
 	i := &image{pool, name, path}
@@ -112,9 +112,9 @@ func (ch *change) source(id string, capacity int64) (*image, error) {
 	return i, nil
 }
 
-// closed refuses to copy an image that leads to files outside of the pools. A guest can write a header of qcow2 into its raw disk, of which
+// selfContained refuses to copy an image that leads to files outside of the pools. A guest can write a header of qcow2 into its raw disk, of which
 // libvirt then says that it has that format, and would copy any file of the node that is named there.
-func (ch *change) closed(pool, name, format string, s schema.Object) error {
+func (ch *change) selfContained(pool, name, format string, s schema.Object) error {
 	if format != "qcow2" {
 		return nil
 	}

@@ -117,6 +117,9 @@ func lookVolume(t *testing.T, p *providers.Provider, id string) *providers.Thing
 	k := served(t, p, "libvirt.volume").Kind
 	got, err := k.Get(t.Context(), []string{id})
 	mustDo(t, err)
+	if mark, err := k.Get(t.Context(), []string{id + markEnding}); err != nil || len(mark) > 0 {
+		t.Errorf("a look at the mark shows %v (%v)", mark, err)
+	}
 	listed, err := providers.Collect(k.List(t.Context()))
 	mustDo(t, err)
 	for n, things := range [][]providers.Thing{got, listed} {
@@ -237,7 +240,7 @@ func TestFillCut(t *testing.T) {
 								if class := providers.ClassOf(err); end == "refused" && n > 0 && class != providers.Invalid {
 									t.Errorf("what was taken back ended as %s: %v", class, err)
 								}
-							case th == nil || th.Detail != unfinished || !th.Spec.Equal(schema.Object{"pool": "p"}):
+							case th == nil || th.Detail != unfinished || !th.Spec.Equal(schema.Object{"pool": "p"}) || !slices.Equal(th.Unfilled, untold):
 								t.Errorf("after %v it is observed as %v", err, th)
 							}
 							switch {
