@@ -265,9 +265,9 @@ func TestReal(t *testing.T) {
 		{"in use", inUse},
 		{"a seed", aSeed},
 		{"a copy", aCopy},
-		{"a cut copy", cutCopy},
 		{"an upload", anUpload},
 		{"closed", closed},
+		{"a cut copy", cutCopy},
 		{"killed", killed},
 		{"frozen", frozen},
 	} {
