@@ -81,8 +81,17 @@ type use struct {
 
 func (u use) String() string { return u.as + " of domain " + u.domain }
 
-// uses returns what domains need an image for.
-func (ch *change) uses(i image, domains []user) (found []use, err error) {
+// uses reads what domains need an image for.
+func (ch *change) uses(i image) ([]use, error) {
+	domains, err := ch.machines()
+	if err != nil {
+		return nil, err
+	}
+	return ch.usesBy(domains, i)
+}
+
+// usesBy returns what domains need an image for.
+func (ch *change) usesBy(domains []user, i image) (found []use, err error) {
 	for _, d := range domains {
 		for _, n := range d.needs {
 			switch is, err := ch.isImage(n.source, i); {

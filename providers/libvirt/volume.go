@@ -319,11 +319,7 @@ func (volumes) update(ch *change, have providers.Thing, want schema.Object) erro
 	if err != nil {
 		return err
 	}
-	domains, err := ch.machines()
-	if err != nil {
-		return err
-	}
-	uses, err := ch.uses(image{h.Pool, v.Name, v.Target.Path}, domains)
+	uses, err := ch.uses(image{h.Pool, v.Name, v.Target.Path})
 	if err != nil {
 		return err
 	}
@@ -364,7 +360,7 @@ func (volumes) remove(ch *change, have providers.Thing) error {
 	case by != "":
 		return refuseUsed("volume %s is the backing volume of %s", have.ID, by)
 	}
-	uses, err := ch.uses(i, there.domains)
+	uses, err := ch.usesBy(there.domains, i)
 	if err != nil {
 		return err
 	}
