@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"converge.dev/converge/internal/kerneltest"
 	"converge.dev/converge/providers"
@@ -272,6 +273,12 @@ func TestOddEntries(t *testing.T) {
 	write(functions+"0000:c6:00.0/class", "0x0302\xff\n")
 	write(functions+"0000:c6:00.0/sriov_numvfs", "many")
 	link(functions+"0000:c6:00.0/driver", "/etc/passwd")
+	write(functions+"0000:c7:00.0/class", "0x030200")
+	must(t, os.MkdirAll(filepath.Join(dir, "sys/class"), 0o755))
+	for _, pipe := range []string{functions + "0000:c7:00.0/vendor", functions + "0000:c7:00.0/net", "sys/class/net"} { // nobody will ever write to it
+		must(t, os.RemoveAll(filepath.Join(dir, pipe)))
+		must(t, unix.Mkfifo(filepath.Join(dir, pipe), 0o644))
+	}
 	write("sys/class/nvme", "")
 	link("sys/class/block", "nowhere")
 	p := open(t, dir)
@@ -279,6 +286,7 @@ func TestOddEntries(t *testing.T) {
 	for i := 1; i <= 6; i++ {
 		want[fmt.Sprintf("0000:c%d:00.0", i)] = schema.Object{}
 	}
+	want["0000:c7:00.0"] = schema.Object{"class": "030200"}
 	want["0000:c6:00.0"] = schema.Object{"class": "0302\uFFFD", "driver": "passwd"}
 	if d := cmp.Diff(want, observed(t, p, "pci.device")); d != "" {
 		t.Errorf("(-want +observed):\n%s", d)

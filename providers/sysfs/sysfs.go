@@ -282,6 +282,11 @@ func (d dir) absent(err error) error {
 }
 
 func (d dir) Read(path string) (string, error) {
+	if d.copied { // a pipe would be waited for
+		if info, err := d.root.Stat(path); err == nil && !info.Mode().IsRegular() {
+			return "", d.absent(syscall.EINVAL)
+		}
+	}
 	b, err := d.root.ReadFile(path)
 	return strings.TrimSuffix(string(b), "\n"), d.absent(err)
 }
@@ -310,7 +315,7 @@ func (d dir) Readlink(path string) (string, error) {
 }
 
 func (d dir) ReadDir(path string) ([]string, error) {
-	f, err := d.root.Open(path)
+	f, err := d.root.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, d.absent(err)
 	}
