@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -71,17 +72,112 @@ func TestWholeNode(t *testing.T) {
 		}
 	}
 
+	n.changes()
+
 	if got := n.theirs(); got != others {
 		t.Errorf("what others have on the node was\n%s\nand is beside what converge made\n%s", others, got)
 	}
 
-	// The data of the volume will not come back, so this takes its own approval.
+	n.converge(0, "destroy", "-auto-approve", n.approval()).says("11 destroyed")
+	n.same(before, "after destroy")
+}
+
+// changes changes the running machine, after others have set by hand what the document does not state. The plan says of each field what a
+// change of it means, and that is what happens: what needs a restart waits until the document asks for one. All else in the definitions
+// stays.
+func (n *node) changes() {
+	n.Helper()
+	n.sh("virsh memtune vm-1 --config --live --soft-limit 100000")
+	n.sh("ovs-vsctl set port probe-101 external_ids:theirs=x -- set bridge br-tenants other_config:mac-aging-time=200")
+	pid := n.sh("cat /run/libvirt/qemu/vm-1.pid")
+	seen := map[string]string{}
+	looks := []string{
+		"virsh dumpxml vm-1", "virsh dumpxml --inactive vm-1", "virsh net-dumpxml management", "virsh pool-dumpxml machines | grep -v '<allocation\\|<available'",
+		"ovs-vsctl --columns=tag,external_ids list port", "ovs-vsctl --columns=other_config list bridge",
+	}
+	for _, look := range looks {
+		seen[look] = n.sh(look)
+	}
+
+	text, err := os.ReadFile(filepath.Join(n.dir, "doc/node.cue"))
+	must(n.T, err)
+	document := string(text)
+	for _, c := range []struct{ from, to string }{
+		{"vlan: 101}", "vlan: 102}"},
+		{"vcpus:    1\n", "vcpus:    2\n"},
+		{`"vm-1", boot_order: 1}]`, `"vm-1", boot_order: 2}, {target: "vdb", volume: "data"}]`},
+		{"volume: debian13: external: true\n", "volume: debian13: external: true\n\t\tvolume: data: {pool: \"machines\", capacity: 1048576}\n"},
+		{"autostart: false\n", "autostart: false\n\t\t\ttitle: \"Web\"\n"},
+	} {
+		if strings.Count(document, c.from) != 1 {
+			n.Fatalf("the example has %q not once", c.from)
+		}
+		document = strings.Replace(document, c.from, c.to, 1)
+	}
+	n.write("doc/node.cue", document)
+	n.converge(0, "put", "-eval-timeout=5m", "doc")
+	n.converge(0, "apply", "-auto-approve").says(
+		"vcpus: 1 → 2  # needs a restart", "boot_order: 1 → 2  # needs a restart", "vlan: 101 → 102\n", `title: "Web"`+"\n", "1 to add, 1 to change, 0 to destroy",
+	)
+	n.converge(0, "plan", "-detailed-exitcode")
+
+	disk := []string{"+<disk type='volume' device='disk'>", "+<driver name='qemu' type='qcow2'/>", "+<source pool='machines' volume='data'/>", "+<target dev='vdb' bus='virtio'/>", "+</disk>"}
+	stored := append(slices.Clip(disk), "-<vcpu placement='static'>1</vcpu>", "+<vcpu placement='static'>2</vcpu>", "-<boot order='1'/>", "+<boot order='2'/>", "-<tag id='101'/>", "+<tag id='102'/>", "+<title>Web</title>")
+	port := []string{"-tag                 : 101", "+tag                 : 102"}
+	n.differ(seen, map[string][]string{
+		looks[0]: append(slices.Clip(disk), "+<backingStore/>", "-<tag id='101'/>", "+<tag id='102'/>", "+<title>Web</title>"), looks[1]: stored, looks[4]: port,
+	})
+	if now := n.sh("cat /run/libvirt/qemu/vm-1.pid"); now != pid {
+		n.Error("the machine was restarted, unasked")
+	}
+
+	n.write("doc/restart.cue", "package site\n\nnodes: [string]: libvirt: domain: [string]: in_effect: true\n")
+	n.converge(0, "put", "-eval-timeout=5m", "doc")
+	n.converge(0, "apply", "-auto-approve").says("in_effect: false → true  # interrupts workload")
+	if now := n.sh("cat /run/libvirt/qemu/vm-1.pid"); now == pid {
+		n.Error("the machine was not restarted")
+	}
+	delete(seen, looks[0]) // it runs as it is stored, with other names of its devices
+	n.differ(seen, map[string][]string{looks[1]: stored, looks[4]: port})
+	if got := n.sh("virsh vcpucount vm-1 --live --current"); strings.TrimSpace(got) != "2" {
+		n.Errorf("the restarted machine has %s processors, want 2", got)
+	}
+	// With this, which would be lost, the machine would not be deleted.
+	n.sh("virsh memtune vm-1 --config --live --soft-limit -1")
+}
+
+// differ checks which lines that commands print have come and gone since they were seen. Where a device is on its bus is libvirt's choice.
+func (n *node) differ(seen map[string]string, want map[string][]string) {
+	n.Helper()
+	chosen := regexp.MustCompile(`(?m)^\s*<(address|alias) .*\n| index='\d+'`)
+	for look, before := range seen {
+		lines := map[string]int{}
+		count := func(text string, by int) {
+			for line := range strings.Lines(chosen.ReplaceAllString(text, "")) {
+				lines[strings.TrimSpace(line)] += by
+			}
+		}
+		count(before, -1)
+		count(n.sh(look), 1)
+		var got []string
+		for line, n := range lines {
+			got = append(got, slices.Repeat([]string{"-" + line}, max(0, -n))...)
+			got = append(got, slices.Repeat([]string{"+" + line}, max(0, n))...)
+		}
+		if got, want := slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want[look])); !slices.Equal(got, want) {
+			n.Errorf("%s differs by\n%s\nwant\n%s", look, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+}
+
+// approval returns the flag that approves to destroy everything: the data of the volumes will not come back.
+func (n *node) approval() string {
+	n.Helper()
 	digest := regexp.MustCompile(`To approve it: (-approve=\w+)`).FindStringSubmatch(n.converge(7, "destroy", "-auto-approve").text)
 	if digest == nil {
-		t.Fatal("destroy does not say how to approve it")
+		n.Fatal("destroy does not say how to approve it")
 	}
-	n.converge(0, "destroy", "-auto-approve", digest[1]).says("10 destroyed")
-	n.same(before, "after destroy")
+	return digest[1]
 }
 
 type node struct {
