@@ -28,7 +28,6 @@ type Config struct {
 // Node says how to reach what runs on a node.
 type Node struct {
 	Libvirt libvirt.Config `json:"libvirt,omitempty" yaml:"libvirt,omitempty"`
-	Images  string         `json:"libvirt_images,omitempty" yaml:"libvirt_images,omitempty"` // directory of images that may be uploaded to libvirt
 	OVS     ovs.Config     `json:"ovs,omitempty" yaml:"ovs,omitempty"`
 	Sysfs   sysfs.Config   `json:"sysfs,omitempty" yaml:"sysfs,omitempty"`
 }
@@ -40,7 +39,7 @@ var (
 	}
 	nodes = map[string]func(Node) connection{
 		"host":    func(n Node) connection { return host.Config{Config: n.Sysfs} },
-		"libvirt": func(n Node) connection { return libvirt.WithImages{Config: n.Libvirt, Images: n.Images} },
+		"libvirt": func(n Node) connection { return n.Libvirt },
 		"ovs":     func(n Node) connection { return n.OVS },
 		"pci":     func(n Node) connection { return pci.Config{Config: n.Sysfs} },
 	}
