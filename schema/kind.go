@@ -47,12 +47,15 @@ type Field struct {
 	Set        bool    `json:"set,omitempty"`        // @set(): a list whose order does not matter
 	Key        string  `json:"key,omitempty"`        // @key(NAME): a list of structs identified by that field; order does not matter
 	Kept       bool    `json:"kept,omitempty"`       // @kept(): stays as it is when it leaves the document
-	Disruption string  `json:"disruption,omitempty"` // @disruption(CLASS): what a change interrupts, or NeedsRestart
+	Disruption string  `json:"disruption,omitempty"` // @disruption(CLASS): what a change interrupts, NeedsRestart or Live
 	Planning   bool    `json:"planning,omitempty"`   // @planning(): read by the planner only, never compared
 	Choose     *Choice `json:"choose,omitempty"`     // @choose(KIND, …): the planner fills it in when the document does not
 	Fields     []Field `json:"fields,omitempty"`     // of a Struct, sorted by name
 	Elem       *Field  `json:"elem,omitempty"`       // of a List or Map
 }
+
+// Live is the disruption by a change that interrupts nothing and takes effect at once, below a field for which that is not so.
+const Live = "live"
 
 // NeedsRestart is the disruption by a change that interrupts nothing: it takes effect once the thing is started again.
 const NeedsRestart = "restart"

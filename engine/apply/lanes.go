@@ -13,8 +13,9 @@ type lanes struct {
 	ready  []*plan.Step // were held, and may begin
 }
 
-// abreast is how many steps of a lane may have begun: while one acts, the intent or the outcome of the other is written.
-const abreast = 2
+// abreast is how many steps of a lane may have begun: while one acts, another one waits for that at the far side, and the intent or the
+// outcome of a third is written.
+const abreast = 3
 
 func newLanes() *lanes {
 	return &lanes{flying: map[schema.Place]int{}, held: map[schema.Place][]*plan.Step{}}

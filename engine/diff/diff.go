@@ -131,7 +131,11 @@ type flags struct {
 func (f flags) with(field *schema.Field) flags {
 	f.replaces = f.replaces || field.Immutable
 	f.secret = f.secret || field.Secret
-	if field.Disruption != "" {
+	switch field.Disruption {
+	case "":
+	case schema.Live:
+		f.disruption = ""
+	default:
 		f.disruption = field.Disruption
 	}
 	return f

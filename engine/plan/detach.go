@@ -143,6 +143,7 @@ func (m *maker) detaching(it *item, have schema.Object, from []schema.Ref) Step 
 			}
 		}
 	}
+	s.Disruption = "" // what the other changes interrupt is not done yet
 	for _, c := range s.Changes {
 		f := c.Field()
 		delete(r.Spec, f)

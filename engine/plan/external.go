@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -97,10 +98,10 @@ func (m *maker) lookUp(it *item) (id string, err error) {
 		return found[0].ID, nil
 	case len(found) > 1:
 		m.refuse(it.ref, fmt.Sprintf("it is external, but %d objects of kind %s have this name", len(found), at.Kind), `identify it with external: {id: "..."}`)
+	case it.kind.Reference():
+		m.refuse(it.ref, fmt.Sprintf("there is no %s %s", at.Kind, cmp.Or(id, it.ref.Name)), "correct the name, or remove it from the document")
 	case id != "":
 		m.refuse(it.ref, fmt.Sprintf("it is external, but there is no %s with the id %s", at.Kind, id), "correct the id, or create the object")
-	case it.kind.Reference():
-		m.refuse(it.ref, fmt.Sprintf("there is no %s with this name", at.Kind), "correct the name, or remove it from the document")
 	default:
 		m.refuse(it.ref, fmt.Sprintf("it is external, but there is no %s with this name", at.Kind),
 			`create it, identify it with external: {id: "..."}, or remove external to have converge create it`)

@@ -230,6 +230,7 @@ func (m *maker) drift(it *item) []diff.Change {
 	}
 	for i := range cs {
 		cs[i].Before, cs[i].After = cs[i].After, cs[i].Before
+		cs[i].Replaces, cs[i].Disruption = false, "" // it has happened
 	}
 	return cs
 }
@@ -572,10 +573,30 @@ func (m *maker) step(it *item, a Action, reason string) Step {
 		s.Want = it.desired.Spec
 		s.Record = m.record(it, s.ExternalID, s.Incarnation)
 	}
-	for _, c := range it.changes {
-		s.disrupt(c)
+	for i := range it.changes {
+		if c := &it.changes[i]; c.Disruption == schema.NeedsRestart {
+			c.Disruption = it.restarts()
+		}
+		s.disrupt(it.changes[i])
 	}
 	return s
+}
+
+// restarts returns what a change interrupts that needs a restart: nothing in what is made anew, and otherwise what the restart does, where the
+// document requests it.
+func (it *item) restarts() string {
+	if it.replace != "" {
+		return ""
+	}
+	if it.desired != nil {
+		for _, field := range it.traits.Later {
+			f, stated := it.kind.Field(field), it.desired.Spec[field]
+			if f != nil && stated != nil && stated != false && f.Disruption != "" && !slices.Contains(it.desired.Lifecycle.Ignore, field) {
+				return f.Disruption
+			}
+		}
+	}
+	return schema.NeedsRestart
 }
 
 // disrupt takes over what a change interrupts, of several what the first does. What only waits for a restart comes last.

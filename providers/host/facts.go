@@ -51,28 +51,31 @@ func arguments(line string) (all []string) {
 // hidden is shown in place of a secret.
 const hidden = "(sensitive)"
 
-// credentials matches a user and a password in an address.
-var credentials = regexp.MustCompile(`(//|^iscsi:)[^/@]+@`)
+// credentials matches a user and a password in an address, however many signs of an address the password has.
+var credentials = regexp.MustCompile(`(//|\biscsi:)[^\s"?#]+@`)
 
-// disclosed returns an argument without what looks like a secret.
+// disclosed returns an argument without what looks like a secret. A value may have names in it again, as in NAME=OTHER=VALUE or in the query
+// of an address. From the first that has a secret on, all is hidden: where one ends is not known.
 func disclosed(arg string) string {
-	name, value, valued := strings.Cut(arg, "=")
-	switch {
-	case !valued || value == "":
-		return arg
-	case secretive(name):
-		return name + "=" + hidden
+	from := 0 // of the name before the next sign
+	for i, c := range arg {
+		switch {
+		case c == '=' && i+1 < len(arg) && secretive(arg[from:i]):
+			arg = arg[:i+1] + hidden
+			return credentials.ReplaceAllString(arg, "${1}"+hidden+"@")
+		case strings.ContainsRune("=?&;,", c):
+			from = i + 1
+		}
 	}
-	return name + "=" + credentials.ReplaceAllString(value, "${1}"+hidden+"@")
+	return credentials.ReplaceAllString(arg, "${1}"+hidden+"@")
 }
 
 // secretive reports whether an argument of that name may have a secret as its value. A key is one only as the last part of a word:
 // there are keymaps and keyboards.
 func secretive(name string) bool {
 	return slices.ContainsFunc(strings.FieldsFunc(strings.ToLower(name), func(r rune) bool { return !unicode.IsLetter(r) }), func(word string) bool {
-		return strings.HasSuffix(word, "key") || strings.HasSuffix(word, "pass") || slices.ContainsFunc([]string{"passw", "passphrase", "secret", "token", "credential"}, func(part string) bool {
-			return strings.Contains(word, part)
-		})
+		return slices.ContainsFunc([]string{"key", "pass", "pw", "pwd", "psk", "pin"}, func(end string) bool { return strings.HasSuffix(word, end) }) ||
+			slices.ContainsFunc([]string{"passw", "passphrase", "secret", "token", "credential", "signature"}, func(part string) bool { return strings.Contains(word, part) })
 	})
 }
 
@@ -158,16 +161,16 @@ func memTotal(meminfo string) int64 {
 	return 0
 }
 
-// reboot returns whether a package has asked for a reboot, and which ones have.
+// reboot returns whether a package has asked for a reboot, and which ones have. Where the packages are none of Debian, none ever asks.
 func reboot(k sysfs.Kernel) (required *bool, packages []string) {
 	if k.Run == nil {
 		return nil, nil
 	}
 	all, err := k.Run.ReadDir(".")
-	if err != nil {
+	is := slices.Contains(all, "reboot-required")
+	if err != nil || !is && !k.Debian {
 		return nil, nil
 	}
-	is := slices.Contains(all, "reboot-required")
 	for line := range strings.Lines(sysfs.Text(k.Run, "reboot-required.pkgs")) {
 		if p := strings.TrimSpace(line); p != "" {
 			packages = append(packages, p)

@@ -131,7 +131,12 @@ func TestKernelArguments(t *testing.T) {
 		"Agent-Secret=s --grub_pass=s":                       {"Agent-Secret=(sensitive)", "--grub_pass=(sensitive)"},
 		"vconsole.keymap=us key= token":                      {"vconsole.keymap=us", "key=", "token"},
 		"iommu.passthrough=1 memmap=1G@4G":                   {"iommu.passthrough=1", "memmap=1G@4G"},
-		"inst.ks=https://me:pw@ks.example/a@b":               {"inst.ks=https://(sensitive)@ks.example/a@b"},
+		"inst.ks=https://me:pw@ks.example/a@b":               {"inst.ks=https://(sensitive)@b"}, // the password may have all these signs
+		"systemd.setenv=DB_PASSWORD=hunter2":                 {"systemd.setenv=DB_PASSWORD=(sensitive)"},
+		"inst.ks=https://h/ks?a=b&token=abc":                 {"inst.ks=https://h/ks?a=b&token=(sensitive)"},
+		"ignition.config.url=https://h/i?X-Amz-Signature=ab": {"ignition.config.url=https://h/i?X-Amz-Signature=(sensitive)"},
+		`netroot="iscsi:me:p/w@192.0.2.1"`:                   {`netroot="iscsi:(sensitive)@192.0.2.1"`},
+		"//u:p@ss@h rootpw=x wlanpsk=y":                      {"//(sensitive)@h", "rootpw=(sensitive)", "wlanpsk=(sensitive)"},
 		"netroot=iscsi:me:pw@192.0.2.1::3260::iqn":           {"netroot=iscsi:(sensitive)@192.0.2.1::3260::iqn"},
 		"netroot=iscsi:@192.0.2.1::3260::iqn.a root=LABEL=x": {"netroot=iscsi:@192.0.2.1::3260::iqn.a", "root=LABEL=x"},
 		"a\xff=b\x00c":                                       {"a\uFFFD=b"},
@@ -152,14 +157,22 @@ func TestReboot(t *testing.T) {
 	for what, c := range map[string]struct {
 		run  string // the folder
 		file bool
+		dpkg bool
 		want any
 	}{
-		"asked for":          {"run", true, true},
-		"at the older place": {"var/run", true, true},
-		"not asked for":      {"run", false, false},
-		"unknown":            {"elsewhere", true, nil},
+		"asked for":             {"run", true, true, true},
+		"without the packages":  {"run", true, false, true},
+		"at the older place":    {"var/run", true, true, true},
+		"not asked for":         {"run", false, true, false},
+		"no packages of Debian": {"run", false, false, nil},
+		"unknown":               {"elsewhere", true, true, nil},
 	} {
 		dir := kerneltest.Capture(t, "arm")
+		if c.dpkg {
+			if err := os.MkdirAll(filepath.Join(dir, "var/lib/dpkg"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
 		run := filepath.Join(dir, c.run)
 		if err := os.MkdirAll(run, 0o755); err != nil {
 			t.Fatal(err)

@@ -25,6 +25,11 @@ func (dhcpHosts) traits(common providers.Traits) providers.Traits {
 	return common
 }
 
+func (dhcpHosts) excludes(c providers.Call) []string {
+	network, _, _ := strings.Cut(c.ID, "/")
+	return []string{network}
+}
+
 func (dhcpHosts) told() (object, func(string) []string, bool) {
 	return networkObject, func(string) []string { return nil }, true
 }

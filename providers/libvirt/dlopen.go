@@ -83,6 +83,7 @@ type library struct {
 	ended chan struct{}
 	told  []func() error // each ends a registration for events
 	files sync.Map       // POOL/NAME of the volumes that are being created or deleted
+	uuids sync.Map       // of networks, by name, as they were seen last
 
 	// memory says that this is the test driver: it keeps one definition of an object, whether it runs or not, except of a domain, and builds nothing.
 	memory bool
@@ -194,7 +195,31 @@ func (l *library) lookup(o object, name string) (handle, error) {
 	case domainObject:
 		return handleOf(l.c.LookupDomainByName(name))
 	}
-	return handleOf(l.c.LookupNetworkByName(name))
+	return handleOf(l.network(name))
+}
+
+// network finds a network. libvirt finds one by its UUID at once, and by its name only while none is being started or stopped.
+func (l *library) network(name string) (*virt.Network, error) {
+	if uuid, ok := l.uuids.Load(name); ok {
+		if n, err := l.c.LookupNetworkByUUIDString(uuid.(string)); err == nil {
+			if is, err := n.GetName(); err == nil && is == name {
+				return n, nil
+			}
+			free(n)
+		}
+	}
+	n, err := l.c.LookupNetworkByName(name)
+	if err == nil {
+		l.saw(name, n)
+	}
+	return n, err
+}
+
+// saw notes the UUID of a network, which the library knows without a call.
+func (l *library) saw(name string, n *virt.Network) {
+	if uuid, err := n.GetUUIDString(); err == nil {
+		l.uuids.Store(name, uuid)
+	}
 }
 
 // handleOf keeps a nil pointer from becoming a handle.
@@ -464,7 +489,13 @@ func (l *library) define(ctx context.Context, o object, xml string) error {
 	case domainObject:
 		h, err = handleOf(l.c.DomainDefineXML(xml))
 	default:
-		h, err = handleOf(l.c.NetworkDefineXML(xml))
+		var n *virt.Network
+		if n, err = l.c.NetworkDefineXML(xml); err == nil {
+			if name, err := n.GetName(); err == nil {
+				l.saw(name, n)
+			}
+		}
+		h, err = handleOf(n, err)
 	}
 	if o != domainObject && errors.Is(err, virt.ERR_OPERATION_FAILED) {
 		return &answer{class: providers.Exists, code: codeOf(virt.ERR_OPERATION_FAILED), err: messageOf(err)}

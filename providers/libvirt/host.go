@@ -19,9 +19,7 @@ type host struct {
 	permit *providers.Permit
 	health health
 
-	// changing excludes changes of networks. libvirt has no conditional change, so that ours exclude at least each other; and it may give
-	// two networks that are defined at the same time the same bridge.
-	changing keyed.Mutex
+	changing keyed.Mutex  // excludes changes; see exclusive
 	users    joint[users] // what may use an image, for those who delete one
 
 	mu      sync.Mutex    // not held while anything is waited for

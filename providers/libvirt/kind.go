@@ -30,6 +30,11 @@ type noun interface {
 	told() (o object, ids func(name string) []string, ok bool)
 }
 
+// An exclusive noun is one of whose changes those with a key in common are made one after the other, with those of other such nouns.
+type exclusive interface {
+	excludes(c providers.Call) (keys []string)
+}
+
 // A fault is an error with its class. The verbs of a kind turn it into a providers.Error.
 type fault struct {
 	class providers.Class
@@ -54,9 +59,8 @@ func refuseUsed(format string, args ...any) error {
 // A kind adds the four verbs to a noun.
 type kind struct {
 	*host
-	name   string
-	noun   noun
-	serial bool // changes are made one after the other, with those of other such kinds
+	name string
+	noun noun
 }
 
 // List implements [providers.Kind].
@@ -144,12 +148,12 @@ type change struct {
 func (k *kind) change(ctx context.Context, op string, c providers.Call, act func(ch *change, have *providers.Thing) error) error {
 	ch := &change{ctx: ctx, host: k.host, call: c}
 	unlock := func() {}
-	if k.serial { // who waits for that occupies none of the places of the connection
-		turn, err := k.changing.Lock(ctx, "networks")
+	if n, ok := k.noun.(exclusive); ok { // who waits for that occupies none of the places of the connection
+		free, err := k.exclude(ctx, n.excludes(c))
 		if err != nil {
 			return k.fail(op, c.Ref, &lost{unsent: true, err: err}, ch)
 		}
-		unlock = sync.OnceFunc(turn)
+		unlock = sync.OnceFunc(free)
 	}
 	_, err := on(ctx, k.host, func(conn conn) (struct{}, error) {
 		defer unlock() // which may be long after the caller has gone
@@ -169,6 +173,25 @@ func (k *kind) change(ctx context.Context, op string, c providers.Call, act func
 		unlock()
 	}
 	return k.fail(op, c.Ref, err, ch)
+}
+
+// exclude waits until no change with one of some keys is made, and keeps others from being made until free.
+func (h *host) exclude(ctx context.Context, keys []string) (free func(), err error) {
+	var held []func()
+	free = func() {
+		for _, unlock := range held {
+			unlock()
+		}
+	}
+	for _, key := range keys {
+		unlock, err := h.changing.Lock(ctx, key)
+		if err != nil {
+			free()
+			return nil, err
+		}
+		held = append(held, unlock)
+	}
+	return free, nil
 }
 
 // do makes a call that changes something.

@@ -136,9 +136,8 @@ func open(ctx context.Context, o Options, dial dialer) (*providers.Provider, err
 	var kinds []providers.Served
 	for _, name := range slices.Sorted(maps.Keys(nouns)) {
 		n := nouns[name]
-		traits := n.traits(common)
-		k := &kind{host: h, name: name, noun: n, serial: traits.Serial}
-		served := providers.Served{Name: name, Traits: traits, Kind: k}
+		k := &kind{host: h, name: name, noun: n}
+		served := providers.Served{Name: name, Traits: n.traits(common), Kind: k}
 		if _, _, ok := n.told(); ok {
 			served.Watch = k.watch
 		}

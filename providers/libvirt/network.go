@@ -26,6 +26,20 @@ func (networks) traits(common providers.Traits) providers.Traits {
 	return common
 }
 
+// excludes: libvirt has no conditional change, so ours exclude at least each other; and it may choose the same bridge for two networks that
+// are defined at the same time, or one that is about to be defined.
+func (networks) excludes(c providers.Call) []string {
+	bridge, named := c.Want["bridge"].(string)
+	number, chosen := strings.CutPrefix(bridge, "virbr")
+	if c.Have == nil && (!named || chosen && strings.Trim(number, "0123456789") == "") {
+		return []string{c.ID, anyBridge}
+	}
+	return []string{c.ID}
+}
+
+// anyBridge excludes changes for which libvirt chooses a bridge; no network has this name.
+const anyBridge = ""
+
 func (networks) told() (object, func(string) []string, bool) {
 	return networkObject, func(name string) []string { return []string{name} }, true
 }

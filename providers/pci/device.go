@@ -1,6 +1,7 @@
 package pci
 
 import (
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -22,7 +23,11 @@ func listDevices(k sysfs.Kernel) ([]providers.Thing, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := look{Kernel: k, owned: map[string]map[string][]string{}}
+	l := look{Kernel: k, owned: map[string]map[string][]string{}, at: map[string]string{}}
+	if !slices.ContainsFunc(addresses, address.MatchString) { // a copy without links
+		l.place("devices", 5)
+		addresses = slices.Sorted(maps.Keys(l.at))
+	}
 	for _, class := range []string{"net", "nvme", "block"} {
 		l.owned[class] = owners(k, class)
 	}
@@ -40,14 +45,45 @@ type look struct {
 	sysfs.Kernel
 	owned  map[string]map[string][]string // by class and address: the objects of the class that belong to the function
 	groups map[string]string              // by address: IOMMU groups; nil: they have not been looked up
+	at     map[string]string              // by address: folders of functions to which no link leads
+}
+
+// place notes the folders of functions at and below a folder. They are connected to folders named pci, which may be a few levels down.
+func (l *look) place(dir string, levels int) {
+	below, err := l.List(dir)
+	if err != nil {
+		return
+	}
+	for _, n := range below {
+		at := dir + "/" + n
+		if to, err := l.Link(at); err != nil || to != "" {
+			continue // it would lead in circles
+		}
+		switch {
+		case address.MatchString(n):
+			l.at[n] = at
+			l.place(at, 0)
+		case strings.HasPrefix(n, "pci"):
+			l.place(at, 0)
+		case levels > 1:
+			l.place(at, levels-1)
+		}
+	}
 }
 
 // device reads what a function is.
 func (l *look) device(a string) *spec.DeviceStatus {
-	dev := devices + a
-	if !l.Exists(dev) { // a copy may have a file in place of the link
-		if to, err := l.Sys.Readlink(dev); err == nil && l.Exists(path.Join(path.Dir(dev), to)) {
-			dev = path.Join(path.Dir(dev), to)
+	dev := or(l.at[a], devices+a)
+	if !l.Exists(dev) { // a copy may have a file in place of the link, or one that is absolute
+		if to, err := l.Sys.Readlink(dev); err == nil {
+			if within, absolute := strings.CutPrefix(to, "/sys/"); absolute {
+				to = within
+			} else {
+				to = path.Join(path.Dir(dev), to)
+			}
+			if l.Exists(to) {
+				dev = to
+			}
 		}
 	}
 	about := uevent(l.Attribute(dev + "/uevent")) // says some of it again, which helps with copies

@@ -133,7 +133,12 @@ func TestIncompleteCopies(t *testing.T) {
 				}
 				for id, was := range whole[kind] {
 					listed := "sys/bus/pci/devices/" + id
-					_, err := os.Lstat(filepath.Join(dir, listed))
+					links, _ := filepath.Glob(filepath.Join(dir, "sys/bus/pci/devices/*"))
+					there := listed
+					if len(links) == 0 {
+						there = at[id]
+					}
+					_, err := os.Lstat(filepath.Join(dir, there))
 					if is, ok := now[id]; ok != (err == nil) {
 						t.Errorf("%s without %s: %s is shown: %v", name, gone, id, ok)
 					} else if was = was.Clone(); !touches(gone, listed) && !touches(gone, at[id]) {
@@ -265,9 +270,11 @@ func TestOddEntries(t *testing.T) {
 	write(functions+"0000:1F:00.0/vendor", "0x8086")
 	write(functions+"0000:c1:00.0", "")                                        // a link that became an empty file
 	link(functions+"0000:c2:00.0", "../../../devices/pci0000:c0/0000:c2:00.0") // leads nowhere
-	link(functions+"0000:c3:00.0", "/sys/devices/pci0000:c0/0000:c3:00.0")     // leads out of the copy
-	link(functions+"0000:c4:00.0", "0000:c4:00.0")                             // leads in a circle
-	write(functions+"0000:c5:00.0/vendor/more", "")                            // a folder in place of a file
+	link(functions+"0000:c3:00.0", "/sys/devices/pci0000:c0/0000:c3:00.0")     // absolute
+	write("sys/devices/pci0000:c0/0000:c3:00.0/class", "0x060400")
+	link(functions+"0000:c8:00.0", "/etc")          // leads out of the copy
+	link(functions+"0000:c4:00.0", "0000:c4:00.0")  // leads in a circle
+	write(functions+"0000:c5:00.0/vendor/more", "") // a folder in place of a file
 	write(functions+"0000:c5:00.0/sriov_numvfs", "")
 	write(functions+"0000:c5:00.0/driver_override/more", "")
 	write(functions+"0000:c6:00.0/class", "0x0302\xff\n")
@@ -283,9 +290,10 @@ func TestOddEntries(t *testing.T) {
 	link("sys/class/block", "nowhere")
 	p := open(t, dir)
 	want := maps.Clone(shown["gpu"])
-	for i := 1; i <= 6; i++ {
+	for _, i := range []int{1, 2, 4, 5, 8} {
 		want[fmt.Sprintf("0000:c%d:00.0", i)] = schema.Object{}
 	}
+	want["0000:c3:00.0"] = schema.Object{"class": "060400"}
 	want["0000:c7:00.0"] = schema.Object{"class": "030200"}
 	want["0000:c6:00.0"] = schema.Object{"class": "0302\uFFFD", "driver": "passwd"}
 	if d := cmp.Diff(want, observed(t, p, "pci.device")); d != "" {
@@ -295,6 +303,38 @@ func TestOddEntries(t *testing.T) {
 		if got := observed(t, p, kind); len(got) > 0 {
 			t.Errorf("%s: %v", kind, got)
 		}
+	}
+}
+
+// Without the folder of links, the functions are found where they are connected. What the links alone say of them is not known.
+func TestCopyWithoutLinks(t *testing.T) {
+	dir := kerneltest.Capture(t, "gpu")
+	must(t, os.RemoveAll(filepath.Join(dir, "sys/bus")))
+	got, want := observed(t, open(t, dir), "pci.device"), shown["gpu"]
+	if len(got) == 0 || len(got) != len(want) {
+		t.Fatalf("of %d functions, %d are found", len(want), len(got))
+	}
+	for a, o := range got {
+		for _, field := range []string{"id", "class", "numa_node", "link_speed"} {
+			if !cmp.Equal(o[field], want[a][field]) {
+				t.Errorf("%s of %s is %v, want %v", field, a, o[field], want[a][field])
+			}
+		}
+	}
+}
+
+// A copy behind a link has beside it what is beside its target; a pipe there is not waited for either.
+func TestBesideCopies(t *testing.T) {
+	dir := kerneltest.Capture(t, "gpu")
+	must(t, os.Remove(filepath.Join(dir, "proc/modules")))
+	must(t, unix.Mkfifo(filepath.Join(dir, "proc/modules"), 0o644))
+	elsewhere := t.TempDir()
+	must(t, os.Symlink(filepath.Join(dir, "sys"), filepath.Join(elsewhere, "current")))
+	k, closing, err := sysfs.Config(filepath.Join(elsewhere, "current")).Kernel(providers.Opening{Scope: "gpu-01"})
+	must(t, err)
+	defer func() { must(t, closing()) }()
+	if k.Machine == nil || k.Run == nil || sysfs.Text(k.Machine, "modules") != "" || sysfs.Text(k.Machine, "sys/kernel/osrelease") == "" {
+		t.Errorf("beside the copy there is %+v", k)
 	}
 }
 

@@ -57,6 +57,7 @@ type Kernel struct {
 	Unseen    string // why not
 	Machine   Tree   // /proc, for what it tells of the machine as a whole; nil: there is none
 	Run       Tree   // /run; nil: there is none
+	Debian    bool   // the packages of the machine are those of Debian, which leave a note in /run when they need a reboot
 
 	// Claim reports whether a block device is claimed for exclusive use, by whatever part of the kernel. Nil: there is nobody to ask.
 	Claim func(block string) (bool, error)
@@ -193,26 +194,43 @@ func (c Config) Kernel(at providers.Opening) (k Kernel, closing func() error, er
 	if sys.live {
 		k.Claim, k.Events = claimed, pciEvents
 	}
-	beside := filepath.Dir(root)
+	real, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return k, nil, errors.Join(err, closing())
+	}
+	beside, err := open(filepath.Dir(real))
+	if err != nil {
+		return k, nil, errors.Join(err, closing())
+	}
+	opened = append(opened, beside)
+	beside.copied = sys.copied
+	if sys.copied && filepath.Dir(real) == "/" { // what is there is of the machine that this program runs on
+		k.Unseen = "it is not in the copy"
+		return k, closing, nil
+	}
 	for _, name := range []string{"run", "var/run"} {
-		if run, err := open(filepath.Join(beside, name)); err == nil {
+		if run, err := beside.open(name); err == nil {
 			opened = append(opened, run)
 			k.Run = run
 			break
 		}
 	}
-	path := filepath.Join(beside, "proc")
-	proc, err := open(path)
+	_, err = beside.ReadDir("var/lib/dpkg")
+	k.Debian = err == nil
+	path := filepath.Join(filepath.Dir(real), "proc")
+	proc, err := beside.open("proc")
 	if err != nil {
 		k.Unseen = err.Error()
 		return k, closing, nil
 	}
 	opened = append(opened, proc)
-	if sys.copied || proc.kind == unix.PROC_SUPER_MAGIC {
+	if sys.live == (proc.kind == unix.PROC_SUPER_MAGIC) {
 		k.Machine = proc
 	}
 	if k.Unseen = blind(sys, proc, path); k.Unseen == "" {
 		k.Processes = proc
+	} else { // in a container, /run is that of the container
+		k.Run = nil
 	}
 	return k, closing, nil
 }
@@ -266,8 +284,29 @@ func open(path string) (dir, error) {
 	if err != nil {
 		return dir{}, err
 	}
+	return known(root)
+}
+
+// open opens a directory below, which is as much of a copy.
+func (d dir) open(name string) (dir, error) {
+	root, err := d.root.OpenRoot(name)
+	if err != nil {
+		return dir{}, err
+	}
+	below, err := known(root)
+	below.copied = d.copied
+	return below, err
+}
+
+// known finds out what file system a directory is on.
+func known(root *os.Root) (dir, error) {
+	f, err := root.Open(".")
+	if err != nil {
+		return dir{}, errors.Join(err, root.Close())
+	}
+	defer f.Close()
 	var on unix.Statfs_t
-	if err := unix.Statfs(path, &on); err != nil {
+	if err := unix.Fstatfs(int(f.Fd()), &on); err != nil {
 		return dir{}, errors.Join(err, root.Close())
 	}
 	return dir{root: root, kind: int64(on.Type), live: on.Type == unix.SYSFS_MAGIC}, nil

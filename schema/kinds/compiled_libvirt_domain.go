@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindLibvirtDomain, "libvirt/domain.cue", "91e33f80628209cfdbbe2c3b8af1484653ac2370759512c09df8d36e9926ca7e")
+	compiledFiles.add(&kindLibvirtDomain, "libvirt/domain.cue", "ec7dce5b1e9fae173fb64704e81356c6f50e95cd53a7082b9ff6bf22794ef9b7")
 }
 
 var checkLibvirtCDROM = check{name: "#LibvirtCDROM", doc: "A CD-ROM drive of a domain.", types: isObject, tests: []test{&object{members: []*member{
@@ -69,12 +69,12 @@ var checkLibvirtTitle = check{name: "#LibvirtTitle", doc: "One line of text, at 
 
 var kindLibvirtDomain = kind{Kind: schema.Kind{Name: "libvirt.domain", Node: true, Doc: "A virtual machine of libvirt, identified by its name. It is changed without being restarted: what a running machine can take is changed at once, and everything else is stored and takes effect when the machine is started the next time. Only where in_effect is true in the document is the machine restarted for that. Changed at once are title, description, autostart and state; disks that are added or removed, if their bus is virtio or scsi; the media of cdroms; interfaces that are added or removed, and where they are attached; hostdevs that are added or removed. If QEMU refuses one of these, the change fails and is taken back. What is removed stays until the guest releases it. A device that somebody added to the running machine only, or removed from it only, stays so until the machine is restarted. libvirt adds devices by itself, such as controllers and a serial console, and so may others: these are kept. A machine is not deleted while it has snapshots or a saved state, or settings of others that are not in its spec. With it goes its NVRAM.", Fields: []schema.Field{
 	{Name: "autostart", Type: "bool", Doc: "Whether libvirt starts the machine when the node boots.", Constraint: "*true | bool", Default: true},
-	{Name: "cdroms", Type: "list", Doc: "CD-ROM drives. One is added and removed at the next start.", Constraint: "[...#LibvirtCDROM]", Key: "target", Elem: &schema.Field{Type: "struct", Doc: "A CD-ROM drive of a domain.", Constraint: "#LibvirtCDROM", Fields: []schema.Field{
+	{Name: "cdroms", Type: "list", Doc: "CD-ROM drives. One is added and removed at the next start.", Constraint: "[...#LibvirtCDROM]", Key: "target", Disruption: "restart", Elem: &schema.Field{Type: "struct", Doc: "A CD-ROM drive of a domain.", Constraint: "#LibvirtCDROM", Fields: []schema.Field{
 		{Name: "boot_order", Type: "int", Doc: "Position among the devices that the machine boots from, from 1. 0: it does not.", Constraint: "*0 | (int & >=0 & <=9999)", Default: int64(0), Disruption: "restart"},
 		{Name: "bus", Type: "string", Doc: "Bus of the drive. If unset, scsi for sda, ide for hda.", Constraint: `"scsi" | "sata" | "usb" | "ide"`, Disruption: "restart"},
-		{Name: "seed", Type: "string", Doc: "Name of the seed for cloud-init that is in the drive.", Constraint: `*"" | #LibvirtName`, Default: "", Ref: "libvirt.cloudinit"},
+		{Name: "seed", Type: "string", Doc: "Name of the seed for cloud-init that is in the drive.", Constraint: `*"" | #LibvirtName`, Default: "", Ref: "libvirt.cloudinit", Disruption: "live"},
 		{Name: "target", Type: "string", Doc: "Name of the drive: sda, hdc.", Constraint: "#LibvirtTarget", Required: true},
-		{Name: "volume", Type: "string", Doc: "Name of the volume that is in the drive. If volume and seed are empty, there is none.", Constraint: `*"" | #LibvirtName`, Default: "", Ref: "libvirt.volume"},
+		{Name: "volume", Type: "string", Doc: "Name of the volume that is in the drive. If volume and seed are empty, there is none.", Constraint: `*"" | #LibvirtName`, Default: "", Ref: "libvirt.volume", Disruption: "live"},
 	}}},
 	{Name: "cpu_mode", Type: "string", Doc: "Model of the virtual CPUs: that of the node (host-passthrough), the named one that is most like it (host-model), or all that the hypervisor can do (maximum). If unset, the default of libvirt, which has few features.", Constraint: `"host-passthrough" | "host-model" | "maximum"`, Disruption: "restart"},
 	{Name: "cpus", Type: "list", Doc: "CPUs of the node that the virtual CPUs run on. If empty, all.", Constraint: "[...int & >=0 & <=65535]", Set: true, Disruption: "restart", Elem: &schema.Field{Type: "int", Constraint: "int & >=0 & <=65535"}},

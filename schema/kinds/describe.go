@@ -189,7 +189,7 @@ func traits(f *schema.Field, m *member) (all []string) {
 	if f.Kept {
 		all = append(all, "keeps its value when removed from the document")
 	}
-	if f.Disruption != "" {
+	if f.Disruption != "" && f.Disruption != schema.Live {
 		if f.Disruption == schema.NeedsRestart {
 			all = append(all, "a change needs a restart")
 		} else {

@@ -208,16 +208,17 @@ func datapath(st *Site, r *Resource) string {
 // otherwise.
 var sharedExtensions = &sharing{
 	of: named(ovsPort),
-	keys: func(_ *Site, r *Resource, has func(k key, path ...string)) {
+	keys: func(st *Site, r *Resource, has func(k key, path ...string)) {
 		tunnelsOf(r, func(t tunnel) {
 			if t.sort == "vxlan" {
-				has(key{t.udp, r.Ref.Scope}, t.path...)
+				has(key{t.udp + " " + datapath(st, r), r.Ref.Scope}, t.path...)
 			}
 		})
 	},
 	check: func(_ *Site, r *Resource, path []string, k key, shared []*Resource, n int, p *reporter) {
-		if has := groupPolicy(r, k[0]); n > 0 && has != groupPolicy(shared[0], k[0]) {
-			p.report(r, path, "Either all VXLAN tunnels of a node on UDP port %s have the extension gbp in exts, or none; %s differs. Change one of the two, or its dst_port.", k[0], shared[0].Ref)
+		udp, _, _ := strings.Cut(k[0], " ")
+		if has := groupPolicy(r, udp); n > 0 && has != groupPolicy(shared[0], udp) {
+			p.report(r, path, "Either all VXLAN tunnels of a node on UDP port %s have the extension gbp in exts, or none; %s differs. Change one of the two, or its dst_port.", udp, shared[0].Ref)
 		}
 	},
 }

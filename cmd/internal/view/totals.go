@@ -32,7 +32,7 @@ func (t *planText) totals(p *plan.Plan) {
 	}
 	interrupted := map[string]int{}
 	for i := range p.Steps {
-		if d := p.Steps[i].Disruption; d != "" {
+		if d := p.Steps[i].Disruption; d != "" && !(p.Steps[i].Replace && p.Steps[i].Action == plan.Delete) { // both halves say so
 			interrupted[d]++
 		}
 	}

@@ -156,8 +156,12 @@ func (t *planText) lay(m mark, s slot, id string, v any, tail ...span) {
 		} else {
 			t.put(m, s, append([]span{{text: s.lead()}}, tail...)...)
 		}
-		for _, c := range slots {
-			t.lay(m, c, keyOf(c.field), v[c.name])
+		for i, c := range slots {
+			var with []span
+			if i == 0 && s.name == "" && s.dash {
+				with = tail
+			}
+			t.lay(m, c, keyOf(c.field), v[c.name], with...)
 		}
 	case []any:
 		t.put(m, s, append([]span{{text: s.lead()}}, tail...)...)

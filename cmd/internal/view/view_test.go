@@ -88,7 +88,7 @@ func samplePlan() *plan.Plan {
 			After: schema.Object{"tenant": "acme", "labels": map[string]any{"env": "prod"}}},
 		{Ref: ref("gpu-01/docker.container/web"), Action: plan.Create, Reason: "declared, but does not exist yet", Undo: providers.Exact, After: secret},
 		{Ref: ref("gpu-01/docker.container/db"), Action: plan.Update, Reason: "the document changed", Undo: providers.Restart, Disruption: "restart", Needs: []int{1},
-			Changes: []diff.Change{{Path: "image", Before: "pg:16", After: "pg:17"}, {Path: "password", Secret: true, Before: "SECRET-D", After: "SECRET-E"},
+			Changes: []diff.Change{{Path: "image", Before: "pg:16", After: "pg:17", Disruption: "restart"}, {Path: "password", Secret: true, Before: "SECRET-D", After: "SECRET-E"},
 				{Path: "env[A]", After: map[string]any{"name": "A", "value": "SECRET-F"}}, {Path: "env[B].value", Before: "SECRET-G"},
 				{Path: "env[C].name", Before: "C", After: "D"}, {Path: "tokens.x.y", Before: "SECRET-H"}, {Path: "tokens", After: map[string]any{"a": "SECRET-I"}}},
 			Before: schema.Object{"image": "pg:16"}, After: schema.Object{"image": "pg:17"}},
@@ -169,11 +169,11 @@ func TestNestedChanges(t *testing.T) {
 	}
 	long := strings.Repeat("0123456789", 30)
 	p := &plan.Plan{Site: schema.Site{Name: "fra1"}, NoReturn: 2, Steps: []plan.Step{
-		{Ref: ref("site/carbide.vpc/v"), Action: plan.Update, Reason: "the document changed", Undo: providers.Exact, Before: before, After: after, Changes: []diff.Change{
+		{Ref: ref("site/carbide.vpc/v"), Action: plan.Update, Reason: "the document changed", Undo: providers.Exact, Disruption: "traffic", Before: before, After: after, Changes: []diff.Change{
 			{Path: "labels.a.b/c", Before: "x", After: "z"},
 			{Path: "prefixes[0].gateway", Before: "10.0.0.1", After: "10.0.0.2"},
-			{Path: "rules[a].action", Before: "permit", After: "deny"}, {Path: "rules[b]", Before: rule("b", "permit")}, {Path: "rules[e]", After: rule("e", "permit")},
-			{Path: "script", Before: "one\ntwo\nthree\nfour\nfive\nsix\n", After: "one\ntwo\nthree\nfour\n5\nsix\n"},
+			{Path: "rules[a].action", Before: "permit", After: "deny"}, {Path: "rules[b]", Before: rule("b", "permit"), Disruption: "traffic"}, {Path: "rules[e]", After: rule("e", "permit"), Disruption: "traffic"},
+			{Path: "script", Disruption: schema.NeedsRestart, Before: "one\ntwo\nthree\nfour\nfive\nsix\n", After: "one\ntwo\nthree\nfour\n5\nsix\n"},
 			{Path: "zones", Before: []any{"x", "y", "z"}, After: []any{"z", "x", "w"}},
 		}},
 		{ID: 1, Ref: ref("site/carbide.vpc/w"), Action: plan.Create, Reason: "declared, but does not exist yet", Undo: providers.Exact, After: schema.Object{
