@@ -81,6 +81,7 @@ func listed(ctx context.Context, c conn, pool, name string) (image []byte, err e
 		image, err = c.download(ctx, pool, name, cidata.Size)
 		a := (*answer)(nil)
 		if errors.As(err, &a) && a.class == providers.Absent {
+			image = nil
 			return true, nil
 		}
 		return a == nil, err

@@ -210,7 +210,7 @@ func (f *fake) download(_ context.Context, pool, name string, bytes uint64) ([]b
 	defer f.mu.Unlock()
 	if f.unread != nil {
 		if err := f.unread(); err != nil {
-			return nil, err
+			return []byte{}, err
 		}
 	}
 	if f.files[pool][name] == "" {
