@@ -242,7 +242,7 @@ func TestGuestFacts(t *testing.T) {
 	of, _ := facts["node_memory"].(map[string]any)
 	modules, _ := facts["modules"].([]any)
 	groups, _ := facts["iommu_groups"].(int64)
-	if len(things) != 1 || len(of) != 2 || groups < 2 || !slices.Contains(modules, any("nvme")) || facts["kernel_release"] == nil || facts["reboot_required"] != false {
+	if len(things) != 1 || len(of) != 2 || groups < 2 || !slices.Contains(modules, any("nvme")) || facts["kernel_release"] == nil || facts["reboot_required"] != nil { // its packages are none of Debian
 		t.Errorf("the facts are %+v", things)
 	}
 }
