@@ -59,11 +59,11 @@ var credentials = regexp.MustCompile(`(//|\biscsi:)[^\s"?#]+@`)
 func disclosed(arg string) string {
 	from := 0 // of the name before the next sign
 	for i, c := range arg {
-		switch {
-		case c == '=' && i+1 < len(arg) && secretive(arg[from:i]):
+		if c == '=' && i+1 < len(arg) && secretive(arg[from:i]) {
 			arg = arg[:i+1] + hidden
-			return credentials.ReplaceAllString(arg, "${1}"+hidden+"@")
-		case strings.ContainsRune("=?&;,", c):
+			break
+		}
+		if strings.ContainsRune("=?&;,", c) {
 			from = i + 1
 		}
 	}
@@ -87,7 +87,7 @@ func modules(k sysfs.Kernel) (loaded []string) {
 		}
 	}
 	if loaded == nil {
-		for _, m := range names(k, "module") {
+		for _, m := range k.Names("module") {
 			if k.Attribute("module/"+m+"/initstate") == "live" {
 				loaded = append(loaded, m)
 			}
@@ -128,7 +128,7 @@ func cpus(k sysfs.Kernel) *int64 {
 // memory returns how much memory there is, and how much of it each NUMA node has.
 func memory(k sysfs.Kernel) (total *int64, of map[string]int64) {
 	var sum int64
-	for _, n := range names(k, nodes) {
+	for _, n := range k.Names(nodes) {
 		if number, ok := strings.CutPrefix(n, "node"); ok && number != "" && strings.Trim(number, "0123456789") == "" {
 			if bytes := memTotal(k.Attribute(nodes + "/" + n + "/meminfo")); bytes > 0 {
 				if of == nil {
@@ -178,13 +178,4 @@ func reboot(k sysfs.Kernel) (required *bool, packages []string) {
 	}
 	slices.Sort(packages)
 	return &is, slices.Compact(packages)
-}
-
-// names returns the names in a folder; none when it cannot be read.
-func names(k sysfs.Kernel, dir string) []string {
-	names, err := k.List(dir)
-	if err != nil {
-		return nil
-	}
-	return names
 }

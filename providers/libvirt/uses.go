@@ -23,8 +23,8 @@ type user struct {
 	needs []need
 }
 
-// usersOf reads all that may use an image: that much for each, so those who ask at the same time share it.
-func (ch *change) usersOf() (u users, err error) {
+// allUsers reads all that may use an image: that much for each, so those who ask at the same time share it.
+func (ch *change) allUsers() (u users, err error) {
 	if u.volumes, err = (volumes{}).list(ch.ctx, ch, nil); err != nil {
 		return u, err
 	}

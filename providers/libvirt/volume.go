@@ -299,7 +299,7 @@ func (volumes) remove(ch *change, have providers.Thing) error {
 		return err
 	}
 	i := image{pool, name, v.Target.Path}
-	there, err := ch.host.users.read(ch.ctx, func() (users, error) { return ch.usersOf() })
+	there, err := ch.host.users.read(ch.ctx, ch.allUsers)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package pci
 
 import (
+	"cmp"
 	"maps"
 	"path"
 	"regexp"
@@ -50,11 +51,7 @@ type look struct {
 
 // place notes the folders of functions at and below a folder. They are connected to folders named pci, which may be a few levels down.
 func (l *look) place(dir string, levels int) {
-	below, err := l.List(dir)
-	if err != nil {
-		return
-	}
-	for _, n := range below {
+	for _, n := range l.Names(dir) {
 		at := dir + "/" + n
 		if to, err := l.Link(at); err != nil || to != "" {
 			continue // it would lead in circles
@@ -73,7 +70,7 @@ func (l *look) place(dir string, levels int) {
 
 // device reads what a function is.
 func (l *look) device(a string) *spec.DeviceStatus {
-	dev := or(l.at[a], devices+a)
+	dev := cmp.Or(l.at[a], devices+a)
 	if !l.Exists(dev) { // a copy may have a file in place of the link, or one that is absolute
 		if to, err := l.Sys.Readlink(dev); err == nil {
 			if within, absolute := strings.CutPrefix(to, "/sys/"); absolute {
@@ -88,14 +85,14 @@ func (l *look) device(a string) *spec.DeviceStatus {
 	}
 	about := uevent(l.Attribute(dev + "/uevent")) // says some of it again, which helps with copies
 	s := &spec.DeviceStatus{
-		ID:               told(or(ids(l.Kernel, dev, "vendor", "device"), strings.ToLower(about["PCI_ID"]))),
-		Class:            told(or(code(l.Attribute(dev+"/class")), padded(about["PCI_CLASS"]))),
-		Driver:           told(or(l.link(dev+"/driver"), about["DRIVER"])),
-		IOMMUGroup:       told(or(l.link(dev+"/iommu_group"), l.group(a))),
+		ID:               told(cmp.Or(ids(l.Kernel, dev, "vendor", "device"), strings.ToLower(about["PCI_ID"]))),
+		Class:            told(cmp.Or(code(l.Attribute(dev+"/class")), padded(about["PCI_CLASS"]))),
+		Driver:           told(cmp.Or(l.link(dev+"/driver"), about["DRIVER"])),
+		IOMMUGroup:       told(cmp.Or(l.link(dev+"/iommu_group"), l.group(a))),
 		NUMANode:         numaNode(l.Kernel, dev),
 		TotalVFs:         l.number(dev + "/sriov_totalvfs"),
 		NumVFs:           l.number(dev + "/sriov_numvfs"),
-		PhysicalFunction: told(or(l.link(dev+"/physfn"), uevent(l.Attribute(dev + "/physfn/uevent"))["PCI_SLOT_NAME"])),
+		PhysicalFunction: told(cmp.Or(l.link(dev+"/physfn"), uevent(l.Attribute(dev + "/physfn/uevent"))["PCI_SLOT_NAME"])),
 		Interfaces:       l.interfaces(dev, a),
 		NVMeNamespaces:   l.namespaces(dev, a),
 		LinkSpeed:        told(speed(l.Attribute(dev + "/current_link_speed"))),
@@ -103,18 +100,10 @@ func (l *look) device(a string) *spec.DeviceStatus {
 		MaxLinkSpeed:     told(speed(l.Attribute(dev + "/max_link_speed"))),
 		MaxLinkWidth:     lanes(l.number(dev + "/max_link_width")),
 	}
-	if board := or(ids(l.Kernel, dev, "subsystem_vendor", "subsystem_device"), strings.ToLower(about["PCI_SUBSYS_ID"])); strings.Trim(board, "0:") != "" {
+	if board := cmp.Or(ids(l.Kernel, dev, "subsystem_vendor", "subsystem_device"), strings.ToLower(about["PCI_SUBSYS_ID"])); strings.Trim(board, "0:") != "" {
 		s.SubsystemID = &board
 	}
 	return s
-}
-
-// or returns the first of two texts that is not empty.
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // uevent reads the variables of an event.
@@ -169,22 +158,13 @@ func (l *look) number(path string) *int64 {
 	return &n
 }
 
-// names returns the names in a folder; none when it cannot be read.
-func (l *look) names(dir string) []string {
-	names, err := l.List(dir)
-	if err != nil {
-		return nil
-	}
-	return names
-}
-
 // group returns the IOMMU group that lists a function, in a copy in which the function has no link to it.
 func (l *look) group(a string) string {
 	if l.groups == nil {
 		l.groups = map[string]string{}
 		const all = "kernel/iommu_groups"
-		for _, g := range l.names(all) {
-			for _, member := range l.names(all + "/" + g + "/devices") {
+		for _, g := range l.Names(all) {
+			for _, member := range l.Names(all + "/" + g + "/devices") {
 				l.groups[member] = g
 			}
 		}
@@ -195,11 +175,7 @@ func (l *look) group(a string) string {
 // owners returns the objects of a class by the address of the function that they belong to.
 func owners(k sysfs.Kernel, class string) map[string][]string {
 	owned := map[string][]string{}
-	names, err := k.List("class/" + class)
-	if err != nil {
-		return nil
-	}
-	for _, n := range names {
+	for _, n := range k.Names("class/" + class) {
 		at := "class/" + class + "/" + n
 		to, err := k.Sys.Readlink(at)
 		if err != nil {
@@ -231,10 +207,10 @@ func owner(to string) (of string) {
 
 // interfaces returns the network interfaces of a function.
 func (l *look) interfaces(dev, a string) []string {
-	all := slices.Concat(l.owned["net"][a], l.names(dev+"/net"))
-	for _, n := range l.names(dev) {
+	all := slices.Concat(l.owned["net"][a], l.Names(dev+"/net"))
+	for _, n := range l.Names(dev) {
 		if strings.HasPrefix(n, "virtio") {
-			all = append(all, l.names(dev+"/"+n+"/net")...)
+			all = append(all, l.Names(dev+"/"+n+"/net")...)
 		}
 	}
 	slices.Sort(all)
@@ -249,11 +225,11 @@ var namespace = regexp.MustCompile(`^(nvme\d+)(c\d+)?(n\d+)$`)
 func (l *look) namespaces(dev, a string) []string {
 	at := map[string][]string{} // by name: where it is shown
 	within := func(controller string) {
-		for _, n := range l.names(controller) {
+		for _, n := range l.Names(controller) {
 			at[n] = append(at[n], controller+"/"+n)
 		}
 	}
-	for _, c := range l.names(dev + "/nvme") {
+	for _, c := range l.Names(dev + "/nvme") {
 		within(dev + "/nvme/" + c)
 	}
 	for _, c := range l.owned["nvme"][a] {

@@ -145,6 +145,15 @@ func (k Kernel) List(dir string) ([]string, error) {
 	return names, err
 }
 
+// Names returns the names in a directory; none when it cannot be read.
+func (k Kernel) Names(dir string) []string {
+	names, err := k.List(dir)
+	if err != nil {
+		return nil
+	}
+	return names
+}
+
 // Gone reports whether an error means that an object does not exist, or is being removed.
 func Gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.ENXIO)
