@@ -15,6 +15,7 @@ import (
 
 // kind has one field of each sort; fields are sorted by name.
 var kind = &schema.Kind{Name: "t.thing", Fields: []schema.Field{
+	{Name: "drive", Type: schema.Struct, Disruption: schema.NeedsRestart, Fields: []schema.Field{{Name: "bus", Type: schema.String}, {Name: "medium", Type: schema.String, Disruption: schema.Live}}},
 	{Name: "hosts", Type: schema.List, Set: true, Elem: &schema.Field{Type: schema.String, Ref: "t.host"}},
 	{Name: "labels", Type: schema.Map, Elem: &schema.Field{Type: schema.String}},
 	{Name: "mode", Type: schema.String, Kept: true},
@@ -78,7 +79,10 @@ func TestCompare(t *testing.T) {
 		"ignoring a field ignores all below it": {want: `{"labels":{"a":"1"}}`, have: `{"labels":{"a":"2"}}`, ignore: []string{"labels"}},
 		"ignoring is not a matter of prefixes":  {want: `{"labels":{"ab":"1"}}`, have: `{"labels":{"ab":"2"}}`, ignore: []string{"labels.a"}, changes: []string{`labels.ab: "2" -> "1"`}},
 		"what a change interrupts":              {want: `{"os":{"image":"b"}}`, have: `{"os":{"image":"a"}}`, changes: []string{`os.image: "a" -> "b" (restart)`}},
-		"another type":                          {want: `{"size":1}`, have: `{"size":"1"}`, changes: []string{`size: "1" -> 1`}},
+		"what is live below what is not": {
+			want: `{"drive":{"bus":"b","medium":"b"}}`, have: `{"drive":{"bus":"a","medium":"a"}}`, changes: []string{`drive.bus: "a" -> "b" (restart)`, `drive.medium: "a" -> "b"`},
+		},
+		"another type": {want: `{"size":1}`, have: `{"size":"1"}`, changes: []string{`size: "1" -> 1`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string

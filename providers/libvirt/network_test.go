@@ -1,8 +1,12 @@
 package libvirt
 
 import (
+	"context"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -108,6 +112,59 @@ func TestLiveOnly(t *testing.T) {
 					t.Errorf("the network is now %v", now)
 				}
 			}
+		})
+	}
+}
+
+// TestExcludes: changes of one network exclude each other, and so do creates for which libvirt chooses a bridge. Others are made at the same
+// time.
+func TestExcludes(t *testing.T) {
+	type made struct {
+		verb, kind, id, bridge string
+	}
+	for _, c := range []struct {
+		a, b made
+		both bool
+	}{
+		{made{"create", "network", "a", "br-a"}, made{"create", "network", "b", "br-b"}, true},
+		{made{"create", "network", "a", ""}, made{"create", "network", "b", "br-b"}, true},
+		{made{"create", "network", "a", ""}, made{"create", "network", "b", ""}, false},
+		{made{"create", "network", "a", ""}, made{"create", "network", "b", "virbr7"}, false},
+		{made{"create", "network", "a", ""}, made{"create", "network", "b", "virbr-b"}, true},
+		{made{"create", "network", "a", ""}, made{"delete", "network", "b", ""}, true},
+		{made{"delete", "network", "a", ""}, made{"delete", "network", "b", ""}, true},
+		{made{"delete", "network", "a", ""}, made{"delete", "network", "a", ""}, false},
+		{made{"delete", "network", "a", ""}, made{"create", "dhcp_host", "a/x", ""}, false},
+		{made{"create", "dhcp_host", "a/y", ""}, made{"create", "dhcp_host", "a/x", ""}, false},
+		{made{"create", "dhcp_host", "b/y", ""}, made{"create", "dhcp_host", "a/x", ""}, true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFake()
+			p := f.open(t)
+			var inside atomic.Int32
+			hold := make(chan struct{})
+			f.observing = func(context.Context) { inside.Add(1); <-hold }
+			var all sync.WaitGroup
+			for _, m := range []made{c.a, c.b} {
+				k, call := served(t, p, "libvirt."+m.kind).Kind, calling("libvirt."+m.kind, m.id)
+				all.Go(func() {
+					if call.Want = (schema.Object{}); m.bridge != "" {
+						call.Want["bridge"] = m.bridge
+					}
+					if m.verb == "delete" {
+						call.Have = schema.Object{}
+						_ = k.Delete(t.Context(), call)
+						return
+					}
+					_ = k.Create(t.Context(), call)
+				})
+			}
+			synctest.Wait()
+			if both := inside.Load() == 2; both != c.both {
+				t.Errorf("%v and %v are made at the same time: %t, want %t", c.a, c.b, both, c.both)
+			}
+			close(hold)
+			all.Wait()
 		})
 	}
 }
