@@ -95,6 +95,72 @@ func TestUnfilledIsUnknown(t *testing.T) {
 	}
 }
 
+// A field that no look ever shows, such as what a volume was copied from, is as it was recorded: another value in the document replaces the
+// thing, and one that was not recorded is taken to be as the document says. One that stays when it leaves the document replaces nothing.
+func TestNeverFilled(t *testing.T) {
+	all := func(string) bool { return true }
+	const bridge, second = "n1/near.bridge/br1", `{"mode":"secure","size":1}`
+	port := func(spec string) map[string]string {
+		return with(map[string]string{bridge: second, "n1/near.port/p0": spec})
+	}
+	for name, c := range map[string]struct {
+		before, after string
+		kept          bool
+		action        plan.Action // of the first step; empty: there is none
+	}{
+		"the same":                   {before: `{"bridge":"br0","tag":10}`, after: `{"bridge":"br0","tag":10}`},
+		"another":                    {before: `{"bridge":"br0","tag":10}`, after: `{"bridge":"br1","tag":10}`, action: plan.Delete},
+		"stated now":                 {before: `{"tag":10}`, after: `{"bridge":"br1","tag":10}`, action: plan.Adopt},
+		"no longer stated":           {before: `{"bridge":"br0","tag":10}`, after: `{"tag":10}`, action: plan.Delete},
+		"no longer stated, and kept": {before: `{"bridge":"br0","tag":10}`, after: `{"tag":10}`, kept: true, action: plan.Adopt},
+		"adopted":                    {after: `{"bridge":"br1","tag":10,"lifecycle":{"adopt":"match"}}`, action: plan.Update},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := enginetest.New()
+			s.Kinds["near.port"].Field("bridge").Kept = c.kept
+			e := mute{fields: []string{"bridge"}, of: all}.engine(s, "near.port")
+			defer e.Close()
+			propose := func(doc map[string]string) (*schema.Document, *plan.Plan) {
+				d := s.Document(t, doc)
+				p, err := e.Plan(t.Context(), d, plan.Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return d, p
+			}
+			apply := func(doc map[string]string) {
+				d, p := propose(doc)
+				if r, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()}); err != nil || r.Run.Status != state.RunApplied {
+					t.Fatalf("%s %s: %v", r.Run.Status, r.Run.Message, err)
+				}
+				again, err := e.Plan(t.Context(), d, plan.Options{})
+				if err != nil || len(again.Steps)+len(again.Drift) > 0 {
+					t.Errorf("afterwards: steps %v, drift %v, %v", again.Steps, again.Drift, err)
+				}
+			}
+			if c.before == "" {
+				if err := s.World.Put("n1", "near.port", providers.Thing{ID: "p0", Name: "p0", Spec: schema.Object{"bridge": "br0", "tag": int64(10)}, Phase: providers.Ready}); err != nil {
+					t.Fatal(err)
+				}
+				apply(with(map[string]string{bridge: second, "n1/near.port/p0": ""}))
+			} else {
+				apply(port(c.before))
+			}
+			_, p := propose(port(c.after))
+			var action plan.Action
+			if len(p.Steps) > 0 {
+				action = p.Steps[0].Action
+			}
+			if action != c.action {
+				t.Errorf("the steps are %v", p.Steps)
+			}
+			if c.before != "" { // the far side of this test would notice what an adopted thing was made with
+				apply(port(c.after))
+			}
+		})
+	}
+}
+
 // A kind whose required field is omitted in every existing thing cannot be managed; where some things have it, those that lack it
 // are unknown only in that field.
 func TestRequiredFieldThatNobodyTells(t *testing.T) {

@@ -249,7 +249,7 @@ func (k *known) ours(have *providers.Thing) bool {
 		missed := k.missed(have)
 		return k.unsure && len(missed) > 0 && !slices.ContainsFunc(missed, func(c diff.Change) bool { return !slices.Contains(k.traits.SetLast, c.Field()) })
 	case k.lost:
-		return k.early(have.Spec).Equal(k.early(k.made))
+		return k.early(diff.Assume(have.Spec, have.Unfilled, k.made)).Equal(k.early(k.made))
 	}
 	return k.unsure
 }

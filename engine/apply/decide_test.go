@@ -178,6 +178,29 @@ func TestWhatPrecedesACall(t *testing.T) {
 	}
 }
 
+// TestWhatAnUndoRecognizes: a thing without a mark was made by a create of unknown outcome when it is as that made it, as far as is told.
+func TestWhatAnUndoRecognizes(t *testing.T) {
+	for _, c := range []struct {
+		spec     schema.Object
+		unfilled []string
+		do       move
+	}{
+		{schema.Object{"net": "n", "size": int64(1)}, nil, calls},
+		{schema.Object{"net": "n"}, nil, leaves},
+		{schema.Object{"net": "n"}, []string{"size"}, calls},
+		{schema.Object{"net": "other"}, []string{"size"}, leaves},
+	} {
+		k := &known{
+			step: &plan.Step{Ref: theRef, Action: plan.Create}, undo: true, action: plan.Delete, kind: aHost(), lost: true, unsure: true,
+			traits: providers.Traits{ID: "{name}", Create: providers.Conditional, Delete: providers.Blind}, site: "site", run: "run", id: "id", incarnation: 1,
+			made: schema.Object{"net": "n", "size": int64(1)},
+		}
+		if v := k.decide(&providers.Thing{ID: "id", Name: "a", Spec: c.spec, Unfilled: c.unfilled, Phase: providers.Ready}, true, false); v.do != c.do {
+			t.Errorf("of %v without %q: %d because of %v, want %d", c.spec, c.unfilled, v.do, v.why, c.do)
+		}
+	}
+}
+
 // TestWhatAnUndoRemoves: it does not remove what others have made of a thing.
 func TestWhatAnUndoRemoves(t *testing.T) {
 	kind := aHost()

@@ -229,15 +229,31 @@ func (b *bench) observed(kind string, things []providers.Thing, err error) []pro
 		b.Fatalf("observe failed: %v", err)
 	}
 	seen := map[string]bool{}
-	for _, th := range things {
+	for i, th := range things {
 		if th.ID == "" || seen[th.ID] {
 			b.Errorf("observe of %s reports id %q twice or empty", kind, th.ID)
 		}
 		seen[th.ID] = true
 		b.checkThing(kind, th)
+		things[i].Spec = b.assumed(th)
 	}
 	slices.SortFunc(things, func(x, y providers.Thing) int { return strings.Compare(x.ID, y.ID) })
 	return things
+}
+
+// assumed returns the spec of a thing in which what the far side does not tell is as requested.
+func (b *bench) assumed(th providers.Thing) schema.Object {
+	asked, ok := b.asked.Load(th.ID)
+	if !ok || len(th.Unfilled) == 0 {
+		return th.Spec
+	}
+	spec := th.Spec.Clone()
+	for _, field := range th.Unfilled {
+		if v, stated := asked.(schema.Object)[field]; stated {
+			spec[field] = v
+		}
+	}
+	return spec
 }
 
 // checkThing checks the shape of what was observed.
@@ -254,6 +270,11 @@ func (b *bench) checkThing(kind string, th providers.Thing) {
 	for what, o := range map[string]schema.Object{"spec": th.Spec, "status": th.Status} {
 		for k, v := range o {
 			b.checkValue(fmt.Sprintf("%s of %s %s: %s", what, kind, th.ID, k), v)
+		}
+	}
+	for _, field := range th.Unfilled {
+		if _, told := th.Spec[field]; told {
+			b.Errorf("%s %s has %s, of which it says that it is not told", kind, th.ID, field)
 		}
 	}
 	k := b.kinds[kind]

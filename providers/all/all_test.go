@@ -255,6 +255,7 @@ func TestImpossible(t *testing.T) {
 		{"carbide: {parallel: -1, tls: {mode: server}}", []string{"carbide.address is missing", "carbide.parallel is -1"}},
 		{"nodes: {site: {}, n1: {ovs: 'tcp:h:1'}}", []string{"nodes.site: ", `nodes.n1.ovs is "tcp:h:1": want the database socket`}},
 		{"nodes: {n1: {libvirt: 'xen:///system'}}", []string{`nodes.n1.libvirt is "xen:///system": want the URI of libvirt`}},
+		{"nodes: {n1: {libvirt_images: images}}", []string{"nodes.n1.libvirt_images has no effect: nodes.n1.libvirt is missing"}},
 	} {
 		var config Config
 		must(t, yaml.Unmarshal([]byte(c.yaml), &config))
@@ -275,12 +276,12 @@ func TestConfigNames(t *testing.T) {
 			TLS:           carbide.TLS{Mode: "mutual", CA: "ca.pem", Cert: "c.pem", Key: "k.pem", ServerName: "carbide"},
 			AllowInsecure: true, Parallel: 4,
 		},
-		Nodes: map[string]Node{"gpu-01": {Libvirt: "qemu:///system", OVS: "unix:/run/openvswitch/db.sock"}},
+		Nodes: map[string]Node{"gpu-01": {Libvirt: "qemu:///system", Images: "images", OVS: "unix:/run/openvswitch/db.sock"}},
 		Fake:  &Fake{World: "world.json"},
 	}
 	text := `{"carbide": {"address": "carbide.example:443", "tls": {"mode": "mutual", "ca": "ca.pem", "cert": "c.pem", "key": "k.pem",
 		"server_name": "carbide"}, "allow_insecure": true, "parallel": 4},
-		"nodes": {"gpu-01": {"libvirt": "qemu:///system", "ovs": "unix:/run/openvswitch/db.sock"}}, "fake": {"world": "world.json"}}`
+		"nodes": {"gpu-01": {"libvirt": "qemu:///system", "libvirt_images": "images", "ovs": "unix:/run/openvswitch/db.sock"}}, "fake": {"world": "world.json"}}`
 	var fromYAML, fromJSON Config
 	y := yaml.NewDecoder(strings.NewReader(strings.ReplaceAll(text, "\t", " ")))
 	y.KnownFields(true)

@@ -28,6 +28,7 @@ type Config struct {
 // Node says how to reach what runs on a node.
 type Node struct {
 	Libvirt libvirt.Config `json:"libvirt,omitempty" yaml:"libvirt,omitempty"`
+	Images  string         `json:"libvirt_images,omitempty" yaml:"libvirt_images,omitempty"` // directory of images that may be uploaded to libvirt
 	OVS     ovs.Config     `json:"ovs,omitempty" yaml:"ovs,omitempty"`
 	Sysfs   sysfs.Config   `json:"sysfs,omitempty" yaml:"sysfs,omitempty"`
 }
@@ -39,7 +40,7 @@ var (
 	}
 	nodes = map[string]func(Node) connection{
 		"host":    func(n Node) connection { return host.Config{Config: n.Sysfs} },
-		"libvirt": func(n Node) connection { return n.Libvirt },
+		"libvirt": func(n Node) connection { return libvirt.WithImages{Config: n.Libvirt, Images: n.Images} },
 		"ovs":     func(n Node) connection { return n.OVS },
 		"pci":     func(n Node) connection { return pci.Config{Config: n.Sysfs} },
 	}

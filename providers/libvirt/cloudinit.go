@@ -305,7 +305,7 @@ func between(is []byte, images ...[]byte) bool {
 
 // write writes into a volume. When libvirt refuses that, it may have written a part.
 func (ch *change) write(pool, name string, offset uint64, b []byte) error {
-	err := ch.do(func() error { return ch.upload(ch.ctx, pool, name, offset, b) })
+	err := ch.do(func() error { return ch.upload(ch.ctx, pool, name, offset, uint64(len(b)), bytes.NewReader(b)) })
 	if errors.As(err, new(*answer)) {
 		ch.kept()
 	}

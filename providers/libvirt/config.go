@@ -44,7 +44,33 @@ func (c Config) Open(ctx context.Context, at providers.Opening) (*providers.Prov
 	if c == "" {
 		return nil, fmt.Errorf("libvirt on node %s is not configured; set its URI: nodes: {%s: {libvirt: %q}}", at.Scope, at.Scope, DefaultURI)
 	}
-	return Open(ctx, Options{URI: c.resolved(at), Node: at.Scope, Site: at.Site.ID, Logger: at.Logger})
+	return c.open(ctx, at, "")
+}
+
+func (c Config) open(ctx context.Context, at providers.Opening, images string) (*providers.Provider, error) {
+	return Open(ctx, Options{URI: c.resolved(at), Node: at.Scope, Site: at.Site.ID, Images: at.Path(images), Logger: at.Logger})
+}
+
+// WithImages is the libvirt of a node with the directory of images that may be uploaded to it, nodes.NAME.libvirt_images of converge.yaml.
+type WithImages struct {
+	Config
+	Images string
+}
+
+// Check does what that of Config does.
+func (c WithImages) Check(setting string) error {
+	if c.Images != "" && !c.Configured() {
+		return fmt.Errorf("%s_images has no effect: %s is missing", setting, setting)
+	}
+	return c.Config.Check(setting)
+}
+
+// Open connects to it.
+func (c WithImages) Open(ctx context.Context, at providers.Opening) (*providers.Provider, error) {
+	if !c.Configured() {
+		return c.Config.Open(ctx, at) // which says what to write
+	}
+	return c.open(ctx, at, c.Images)
 }
 
 // pathParameters are the parameters of a URI that are paths.

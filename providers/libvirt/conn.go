@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"io"
 
 	"converge.dev/converge/providers"
 )
@@ -42,10 +43,14 @@ type conn interface {
 	// volumeAt returns the pool and the name of the volume with a path; empty when there is none.
 	volumeAt(ctx context.Context, path string) (pool, name string, err error)
 	createVolume(ctx context.Context, pool, xml string) error
+	// copyVolume creates a volume with the contents of another, in the format of its definition. A raw copy of a raw volume has the capacity
+	// of its definition, when that is larger; any other has the capacity of the other volume.
+	copyVolume(ctx context.Context, pool, xml, fromPool, from string) error
 	resizeVolume(ctx context.Context, pool, name string, bytes uint64) error
 	deleteVolume(ctx context.Context, pool, name string) error
-	// upload writes into a volume from an offset on. When libvirt answers with an error, a part may be written.
-	upload(ctx context.Context, pool, name string, offset uint64, b []byte) error
+	// upload writes bytes that it reads into a volume, from an offset on. When libvirt answers with an error, or they cannot be read, a part
+	// may be written.
+	upload(ctx context.Context, pool, name string, offset, bytes uint64, r io.Reader) error
 	// download returns the first bytes of a volume, fewer when it is shorter.
 	download(ctx context.Context, pool, name string, bytes uint64) ([]byte, error)
 

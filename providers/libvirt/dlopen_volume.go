@@ -149,6 +149,17 @@ func (l *library) volumeAt(ctx context.Context, path string) (pool, name string,
 }
 
 func (l *library) createVolume(ctx context.Context, pool, xml string) error {
+	return l.newVolume(ctx, pool, xml, func(p *virt.StoragePool) (*virt.StorageVol, error) { return p.StorageVolCreateXML(xml, 0) })
+}
+
+func (l *library) copyVolume(ctx context.Context, pool, xml, fromPool, from string) error {
+	return l.withVolume(ctx, fromPool, from, func(source *virt.StorageVol) error {
+		return l.newVolume(ctx, pool, xml, func(p *virt.StoragePool) (*virt.StorageVol, error) { return p.StorageVolCreateXMLFrom(xml, source, 0) })
+	})
+}
+
+// newVolume makes a call that creates a volume.
+func (l *library) newVolume(ctx context.Context, pool, xml string, call func(p *virt.StoragePool) (*virt.StorageVol, error)) error {
 	return l.withPool(ctx, pool, func(p *virt.StoragePool) error {
 		var named libvirtxml.StorageVolume
 		if err := named.Unmarshal(xml); err != nil {
@@ -156,7 +167,7 @@ func (l *library) createVolume(ctx context.Context, pool, xml string) error {
 		}
 		l.files.Store(pool+"/"+named.Name, true)
 		defer l.files.Delete(pool + "/" + named.Name)
-		v, err := p.StorageVolCreateXML(xml, 0)
+		v, err := call(p)
 		if err != nil {
 			return err
 		}
@@ -180,17 +191,25 @@ func (l *library) deleteVolume(ctx context.Context, pool, name string) error {
 // packet is how much is sent at once; every version of libvirt takes that.
 const packet = 64 << 10
 
-func (l *library) upload(ctx context.Context, pool, name string, offset uint64, b []byte) error {
+func (l *library) upload(ctx context.Context, pool, name string, offset, bytes uint64, r io.Reader) error {
 	return l.streamed(ctx, pool, name, func(v *virt.StorageVol, s *virt.Stream) error {
-		if err := v.Upload(s, offset, uint64(len(b)), 0); err != nil {
+		if err := v.Upload(s, offset, bytes, 0); err != nil {
 			return err
 		}
-		for len(b) > 0 {
-			n, err := s.Send(b[:min(len(b), packet)])
-			if err != nil {
+		buffer := make([]byte, packet)
+		for bytes > 0 {
+			b := buffer[:min(bytes, packet)]
+			if _, err := io.ReadFull(r, b); err != nil {
 				return err
 			}
-			b = b[n:]
+			bytes -= uint64(len(b))
+			for len(b) > 0 {
+				n, err := s.Send(b)
+				if err != nil {
+					return err
+				}
+				b = b[n:]
+			}
 		}
 		return nil
 	})

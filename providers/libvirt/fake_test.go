@@ -3,6 +3,8 @@ package libvirt
 import (
 	"context"
 	"encoding/xml"
+	"errors"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -29,6 +31,7 @@ type fake struct {
 	ended   chan struct{}
 	gone    atomic.Bool // the connection is lost
 	closed  atomic.Bool
+	images  string // the directory of images that may be uploaded
 
 	// fail gets each call that changes something, such as "stop net", and returns the error that it fails with.
 	fail func(call string) error
@@ -187,8 +190,38 @@ func (f *fake) createVolume(_ context.Context, pool, text string) error {
 	return err
 }
 
+// copyVolume does what libvirt does: only a raw copy of a raw volume gets the capacity of its definition.
+func (f *fake) copyVolume(ctx context.Context, pool, text, fromPool, from string) error {
+	f.mu.Lock()
+	source := f.files[fromPool][from]
+	data := slices.Clone(f.data[fromPool+"/"+from])
+	f.mu.Unlock()
+	var v, of libvirtxml.StorageVolume
+	if err := errors.Join(v.Unmarshal(text), of.Unmarshal(source)); err != nil {
+		return err
+	}
+	if source == "" {
+		return &answer{class: providers.Absent, err: errorText("no storage volume with that name")}
+	}
+	if v.Capacity.Value < of.Capacity.Value || v.Target.Format.Type != "raw" || of.Target.Format.Type != "raw" {
+		v.Capacity.Value = of.Capacity.Value
+	}
+	text, err := v.Marshal()
+	if err != nil {
+		return err
+	}
+	err = f.createVolume(ctx, pool, text)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if at := pool + "/" + v.Name; f.data[at] != nil {
+		copy(f.data[at], data)
+	}
+	return err
+}
+
 // upload writes what comes before a cut, and then fails.
-func (f *fake) upload(_ context.Context, pool, name string, offset uint64, b []byte) error {
+func (f *fake) upload(_ context.Context, pool, name string, offset, bytes uint64, r io.Reader) error {
+	b, unread := io.ReadAll(io.LimitReader(r, int64(bytes)))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	at := pool + "/" + name
@@ -200,9 +233,26 @@ func (f *fake) upload(_ context.Context, pool, name string, offset uint64, b []b
 		if f.cut >= 0 {
 			b = b[:min(len(b), f.cut)]
 		}
+		f.data[at] = append(f.data[at], make([]byte, max(int(offset)+len(b)-len(f.data[at]), 0))...)
 		copy(f.data[at][offset:], b)
+		f.notice(pool, name)
+	}
+	if unread != nil {
+		return &lost{err: unread}
 	}
 	return err
+}
+
+// notice gives a qcow2 volume the capacity that its header says.
+func (f *fake) notice(pool, name string) {
+	var v libvirtxml.StorageVolume
+	if err := v.Unmarshal(f.files[pool][name]); err != nil {
+		panic(err)
+	}
+	if q, err := readQcow2(f.data[pool+"/"+name]); err == nil && v.Target.Format.Type == "qcow2" {
+		v.Capacity.Value = uint64(q.size)
+		f.files[pool][name], _ = v.Marshal()
+	}
 }
 
 func (f *fake) download(_ context.Context, pool, name string, bytes uint64) ([]byte, error) {
@@ -220,8 +270,22 @@ func (f *fake) download(_ context.Context, pool, name string, bytes uint64) ([]b
 	return slices.Clone(data[:min(uint64(len(data)), bytes)]), nil
 }
 
-func (f *fake) resizeVolume(_ context.Context, pool, name string, _ uint64) error {
-	return f.fail("resize " + pool + "/" + name)
+func (f *fake) resizeVolume(_ context.Context, pool, name string, bytes uint64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := f.fail("resize " + pool + "/" + name)
+	if err != nil && !f.effect {
+		return err
+	}
+	var v libvirtxml.StorageVolume
+	if err := v.Unmarshal(f.files[pool][name]); err != nil {
+		return err
+	}
+	v.Capacity.Value = bytes
+	f.files[pool][name], _ = v.Marshal()
+	at := pool + "/" + name
+	f.data[at] = append(f.data[at], make([]byte, max(int(bytes)-len(f.data[at]), 0))...)
+	return err
 }
 
 func (f *fake) deleteVolume(_ context.Context, pool, name string) error {
@@ -394,7 +458,7 @@ func (f *fake) put(o object, name, stored, running string) {
 // open serves the fake.
 func (f *fake) open(t *testing.T) *providers.Provider {
 	t.Helper()
-	p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site, Poll: 10 * time.Millisecond},
+	p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site, Images: f.images, Poll: 10 * time.Millisecond},
 		func(string, func(object, string)) (conn, error) { return f, nil })
 	if err != nil {
 		t.Fatal(err)

@@ -44,11 +44,19 @@ func driver(t *testing.T) far {
 
 func realFar(h *libvirttest.Host) far { return far{uri: h.URI(), host: h, dir: h.Dir + "/srv"} }
 
+// images is the directory of images that may be uploaded.
+func (f far) images(t *testing.T) string {
+	if f.host == nil {
+		return imageDir(t, t.TempDir())
+	}
+	return imageDir(t, f.host.Dir)
+}
+
 // opened connects a provider, and returns the connection that it uses.
 func (f far) opened(t *testing.T) (*providers.Provider, conn) {
 	t.Helper()
 	var c conn
-	p, err := open(t.Context(), Options{URI: f.uri, Node: "gpu-01", Site: providertest.Site, Poll: 100 * time.Millisecond}, func(uri string, event func(object, string)) (conn, error) {
+	p, err := open(t.Context(), Options{URI: f.uri, Node: "gpu-01", Site: providertest.Site, Images: f.images(t), Poll: 100 * time.Millisecond}, func(uri string, event func(object, string)) (conn, error) {
 		var err error
 		c, err = dial(uri, event)
 		return c, err
@@ -181,8 +189,8 @@ func (f far) cases() []providertest.Case {
 			},
 		},
 	}
-	if f.host != nil { // the test driver has no upload
-		cases = append(cases, seedCase(pool))
+	if f.host != nil { // the test driver has neither upload nor resize
+		cases = append(cases, seedCase(pool), cloneCase(pool, base), imageCase(pool))
 	}
 	cases = append(cases, f.machines(pool, network)...)
 	if f.host == nil { // the test driver never runs what a network was changed to

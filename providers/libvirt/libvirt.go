@@ -89,6 +89,7 @@ type Options struct {
 	URI    string        // empty: DefaultURI
 	Node   string        // required: the node's name, which is the scope
 	Site   string        // required: the site's UUID, from which UUIDs of objects are derived
+	Images string        // directory on this machine whose files may be uploaded; empty: none may
 	Settle time.Duration // longest wait for the answer to a new connection; zero: DefaultSettle
 	Poll   time.Duration // how often a watch looks for what libvirt does not tell; zero: DefaultPoll
 	Logger *slog.Logger  // nil: nothing is logged

@@ -3,6 +3,7 @@
 package libvirt
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -263,7 +264,10 @@ func TestReal(t *testing.T) {
 		{"files made by hand", byHand},
 		{"in use", inUse},
 		{"a seed", aSeed},
+		{"a copy", aCopy},
+		{"an upload", anUpload},
 		{"closed", closed},
+		{"a cut copy", cutCopy},
 		{"killed", killed},
 		{"frozen", frozen},
 	} {
@@ -453,7 +457,7 @@ func aSeed(n *node) {
 	n.host.Virsh(n, "undefine", "converge-seed")
 
 	image[writingAt] = replacing
-	n.must(n.c.upload(n.Context(), "p", "web.cidata.iso", 0, image[:100<<10]))
+	n.must(n.c.upload(n.Context(), "p", "web.cidata.iso", 0, 100<<10, bytes.NewReader(image)))
 	if th := n.look("libvirt.cloudinit", id); th.Phase != providers.Failed || th.Detail != string(replaced) {
 		n.Errorf("a seed that was cut off is observed as %v", th)
 	}

@@ -23,6 +23,16 @@ func TestPatterns(t *testing.T) {
 			t.Errorf("path %q: %v", path, problems)
 		}
 	}
+	volume := s.Kinds()["libvirt.volume"]
+	for path, ok := range map[string]bool{
+		"a": true, "debian/disk.qcow2": true, ".a/..b/c": true, "a b&<\"'>": true,
+		"": false, "/": false, "/a": false, "a/": false, "a//b": false, ".": false, "..": false, "./a": false, "../a": false, "a/..": false, "a/../b": false,
+		"a/./b": false, "a\n": false, "a\x00b": false, "\u0085": false, "a/b\x7f": false,
+	} {
+		if problems := s.CheckSpec(volume, schema.Object{"pool": "p", "capacity": int64(4096), "image": path}); (len(problems) == 0) != ok {
+			t.Errorf("image %q: %v", path, problems)
+		}
+	}
 	for _, kind := range []string{"libvirt.pool", "libvirt.volume", "libvirt.network"} {
 		for name, ok := range map[string]bool{
 			"web-1.qcow2": true, "_a": true, "a+b": true,

@@ -24,9 +24,11 @@ const granule = 1024
 // volumes is the kind libvirt.volume.
 type volumes struct{}
 
-// traits: a volume cannot shrink, because a guest may have written to what would go, and what was in a deleted one is lost.
+// traits: a volume cannot shrink, because a guest may have written to what would go, and what was in a deleted one is lost. A copy may
+// take long, and is grown at its end.
 func (volumes) traits(common providers.Traits) providers.Traits {
 	common.ID = "{pool}/{name}"
+	common.SetLast, common.ReadyWithin = []string{"capacity"}, longestFill
 	common.UndoUpdate, common.UndoDelete = providers.NoUndo, providers.NoUndo
 	return common
 }
@@ -36,14 +38,14 @@ func (volumes) told() (o object, ids func(string) []string, ok bool) { return 0,
 func (volumes) list(ctx context.Context, c conn, ids []string) ([]providers.Thing, error) {
 	names := backings{c: c, ids: map[string]string{}}
 	var found []providers.Thing
-	err := eachVolume(ctx, c, ids, func(pool string, v *libvirtxml.StorageVolume) error {
+	err := eachVolume(ctx, c, withMarks(ids), func(pool string, v *libvirtxml.StorageVolume) error {
 		th, err := names.thing(ctx, pool, v)
 		if err == nil && th != nil {
 			found = append(found, *th)
 		}
 		return err
 	})
-	return found, err
+	return marked(found, ids), err
 }
 
 // eachVolume visits the volumes with the given ids, all when ids is nil. libvirt does not know what is in a pool that is stopped, and what
@@ -165,7 +167,9 @@ func (b backings) thing(ctx context.Context, pool string, v *libvirtxml.StorageV
 		}
 		s.Backing = &id
 	}
-	return &providers.Thing{ID: pool + "/" + v.Name, Name: v.Name, Spec: s.Object(), Status: status.Object(), Phase: providers.Ready}, nil
+	return &providers.Thing{
+		ID: pool + "/" + v.Name, Name: v.Name, Spec: s.Object(), Unfilled: origins, Status: status.Object(), Phase: providers.Ready,
+	}, nil
 }
 
 // id returns the id of the volume with a path; the path itself when no pool has it.
@@ -186,23 +190,51 @@ func (b backings) id(ctx context.Context, path string) (string, error) {
 }
 
 func (volumes) create(ch *change, want schema.Object) error {
-	var s spec.Volume
-	if err := read(want, &s); err != nil {
+	d, err := ch.draft(ch.call.ID, want)
+	if err != nil {
 		return err
 	}
-	name, ok := strings.CutPrefix(ch.call.ID, s.Pool+"/")
+	defer d.close()
+	if !d.filled() {
+		return ch.do(func() error { return ch.createVolume(ch.ctx, d.pool, d.xml) })
+	}
+	return ch.makeMarked(d)
+}
+
+// A draft is what it takes to make a volume.
+type draft struct {
+	pool, name string
+	spec       spec.Volume
+	xml        string
+	clone      *image     // nil: none
+	image      *imageFile // nil: none
+}
+
+// draft prepares to make a volume, and refuses what cannot be.
+func (ch *change) draft(id string, want schema.Object) (*draft, error) {
+	var s spec.Volume
+	if err := read(want, &s); err != nil {
+		return nil, err
+	}
+	name, ok := strings.CutPrefix(id, s.Pool+"/")
 	format := or(s.Format, "qcow2")
 	switch {
 	case !ok:
-		return refuse(providers.Invalid, "volume %s is not in pool %s", ch.call.ID, s.Pool)
+		return nil, refuse(providers.Invalid, "volume %s is not in pool %s", id, s.Pool)
 	case s.Capacity < 0:
-		return refuse(providers.Invalid, "capacity is negative")
+		return nil, refuse(providers.Invalid, "capacity is negative")
 	case strings.HasSuffix(name, seedEnding):
-		return refuse(providers.Invalid, "a volume whose name ends in %s is a seed, of the kind libvirt.cloudinit", seedEnding)
+		return nil, refuse(providers.Invalid, "a volume whose name ends in %s is a seed, of the kind libvirt.cloudinit", seedEnding)
+	case strings.HasSuffix(name, markEnding):
+		return nil, refuse(providers.Invalid, "a volume whose name ends in %s marks another as unfinished", markEnding)
 	case format == "qcow2" && s.Capacity%granule != 0:
-		return refuse(providers.Invalid, "the capacity of a qcow2 volume is a multiple of %d bytes, and %d is not", granule, s.Capacity)
+		return nil, refuse(providers.Invalid, "the capacity of a qcow2 volume is a multiple of %d bytes, and %d is not", granule, s.Capacity)
 	case format != "qcow2" && s.Backing != nil:
-		return refuse(providers.Invalid, "a %s volume cannot have a backing volume", format)
+		return nil, refuse(providers.Invalid, "a %s volume cannot have a backing volume", format)
+	case s.Backing != nil && s.Clone != nil, s.Clone != nil && s.Image != nil, s.Image != nil && s.Backing != nil:
+		return nil, refuse(providers.Invalid, "a volume has only one of backing, clone and image")
+	case s.ImageSha256 != nil && s.Image == nil:
+		return nil, refuse(providers.Invalid, "image_sha256 is stated without image")
 	}
 	v := libvirtxml.StorageVolume{
 		Type: "file", Name: name,
@@ -213,15 +245,26 @@ func (volumes) create(ch *change, want schema.Object) error {
 	if s.Backing != nil {
 		backing, err := ch.image(*s.Backing)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		v.BackingStore = &libvirtxml.StorageVolumeBackingStore{Path: backing.Target.Path, Format: backing.Target.Format}
 	}
-	xml, err := v.Marshal()
-	if err != nil {
-		return refuse(providers.Invalid, "it cannot be written as XML: %w", err)
+	d := &draft{pool: s.Pool, name: name, spec: s}
+	var err error
+	if s.Clone != nil {
+		if d.clone, err = ch.source(*s.Clone, s.Capacity); err != nil {
+			return nil, err
+		}
 	}
-	return ch.do(func() error { return ch.createVolume(ch.ctx, s.Pool, xml) })
+	if d.xml, err = v.Marshal(); err != nil {
+		return nil, refuse(providers.Invalid, "it cannot be written as XML: %w", err)
+	}
+	if s.Image != nil {
+		if d.image, err = ch.openImage(*s.Image, or(s.ImageSha256, ""), format, s.Capacity); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
 }
 
 // image returns the volume with an id, which must be an image file.
@@ -257,6 +300,8 @@ func (volumes) update(ch *change, have providers.Thing, want schema.Object) erro
 	switch {
 	case s.Pool != h.Pool:
 		return refuse(providers.Invalid, "pool cannot be changed in place")
+	case have.Detail == unfinished:
+		return ch.makeAgain(have.ID, want)
 	case s.Format != nil && *s.Format != format:
 		return refuse(providers.Invalid, "format cannot be changed in place")
 	case or(s.Backing, "") != or(h.Backing, ""):
@@ -294,6 +339,12 @@ func (volumes) update(ch *change, have providers.Thing, want schema.Object) erro
 // remove refuses what libvirt would do without a question: to delete what a domain needs, or an image that others are based on.
 func (volumes) remove(ch *change, have providers.Thing) error {
 	pool, name, _ := strings.Cut(have.ID, "/")
+	if have.Detail == unfinished {
+		if err := ch.discard(pool, name); err != nil {
+			return err
+		}
+		return ch.unmark(pool, name)
+	}
 	v, err := ch.image(have.ID)
 	if err != nil {
 		return err

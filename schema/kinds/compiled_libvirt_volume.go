@@ -7,20 +7,30 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindLibvirtVolume, "libvirt/volume.cue", "db2adf6b79800e6a61acffacab4233f1803ce7fbc736345efd9db9a65308292f")
+	compiledFiles.add(&kindLibvirtVolume, "libvirt/volume.cue", "67349eb8ca6ad00dd0ac24a7ffb01820b0d76782972072e57682a460b0b835ea")
 }
 
-var kindLibvirtVolume = kind{Kind: schema.Kind{Name: "libvirt.volume", Node: true, Doc: "A volume of a storage pool: an image file in the directory of the pool, with the name of the volume. It is created sparse, with all zeros or with the contents of its backing volume. A volume is not deleted while a domain uses it, or another volume has it as its backing volume.", Fields: []schema.Field{
+var checkLibvirtImagePath = check{name: "#LibvirtImagePath", doc: `A relative path without empty, "." and ".." components and without control characters.`, types: isString, tests: []test{&pattern{text: `^(\.?[^./\x00-\x1f\x7f-\x9f][^/\x00-\x1f\x7f-\x9f]*|\.\.[^/\x00-\x1f\x7f-\x9f]+)(/(\.?[^./\x00-\x1f\x7f-\x9f][^/\x00-\x1f\x7f-\x9f]*|\.\.[^/\x00-\x1f\x7f-\x9f]+))*$`}}}
+
+var checkLibvirtSHA256 = check{name: "#LibvirtSHA256", doc: "A SHA-256: 64 hexadecimal digits in lower case.", types: isString, tests: []test{&pattern{text: "^[0-9a-f]{64}$"}}}
+
+var kindLibvirtVolume = kind{Kind: schema.Kind{Name: "libvirt.volume", Node: true, Doc: "A volume of a storage pool: an image file in the directory of the pool, with the name of the volume. It is created sparse, with all zeros, with the contents of its backing volume, as a copy of another volume, or with the contents of an image that is uploaded. A volume is not deleted while a domain uses it, or another volume has it as its backing volume.", Fields: []schema.Field{
 	{Name: "backing", Type: "string", Doc: "Name of the volume that holds what was never written to this one, which must be a qcow2 volume. It may be in another pool. It must not be written to while it is a backing volume.", Constraint: "#LibvirtName", Ref: "libvirt.volume", Immutable: true},
 	{Name: "capacity", Type: "int", Doc: "Size that a guest sees, in bytes; of a qcow2 volume, a multiple of 1024. It can only grow. A domain that is running with the volume sees the new size at once.", Constraint: "int & >=512", Required: true},
+	{Name: "clone", Type: "string", Doc: "Name of the volume that this one is created as a full copy of, after which neither depends on the other. It may be in another pool, have the other format, and be smaller. No running domain may have it as a disk while it is copied. libvirt does not report what a volume was copied from: converge compares this with what it has recorded. Stating it for a volume that exists without, such as one that is adopted, changes nothing.", Constraint: "#LibvirtName", Ref: "libvirt.volume", Immutable: true, Kept: true},
 	{Name: "format", Type: "string", Doc: "Format of the image file.", Constraint: `*"qcow2" | "raw"`, Default: "qcow2", Immutable: true},
+	{Name: "image", Type: "string", Doc: "Path of an image that is uploaded into the new volume, relative to the directory nodes.NAME.libvirt_images of converge.yaml, on the machine where converge runs. It has the format of the volume, may be smaller, and refers to no other files. Later it is compared as clone is, and the file is no longer needed.", Constraint: "#LibvirtImagePath", Immutable: true, Kept: true},
+	{Name: "image_sha256", Type: "string", Doc: "SHA-256 of the image, in hex. Another file is not uploaded. To replace the volume when the image is another one, state it.", Constraint: "#LibvirtSHA256", Immutable: true, Kept: true},
 	{Name: "path", Type: "string", Doc: "Path of the image file.", Constraint: "string", Computed: true},
 	{Name: "pool", Type: "string", Doc: "Name of the pool that the volume belongs to.", Constraint: "#LibvirtName", Required: true, Ref: "libvirt.pool", Immutable: true},
 }}, name: &checkLibvirtName, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	{name: "backing", doc: "Name of the volume that holds what was never written to this one, which must be a qcow2 volume. It may be in another pool. It must not be written to while it is a backing volume.", check: &checkLibvirtName},
 	{name: "capacity", doc: "Size that a guest sees, in bytes; of a qcow2 volume, a multiple of 1024. It can only grow. A domain that is running with the volume sees the new size at once.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(512)}}}, required: true},
+	{name: "clone", doc: "Name of the volume that this one is created as a full copy of, after which neither depends on the other. It may be in another pool, have the other format, and be smaller. No running domain may have it as a disk while it is copied. libvirt does not report what a volume was copied from: converge compares this with what it has recorded. Stating it for a volume that exists without, such as one that is adopted, changes nothing.", check: &checkLibvirtName},
 	&memberDependsOn,
 	{name: "format", doc: "Format of the image file.", check: &check{types: isString, tests: []test{&enum{values: []any{"qcow2", "raw"}}}}, filled: true, fill: "qcow2"},
+	{name: "image", doc: "Path of an image that is uploaded into the new volume, relative to the directory nodes.NAME.libvirt_images of converge.yaml, on the machine where converge runs. It has the format of the volume, may be smaller, and refers to no other files. Later it is compared as clone is, and the file is no longer needed.", check: &checkLibvirtImagePath},
+	{name: "image_sha256", doc: "SHA-256 of the image, in hex. Another file is not uploaded. To replace the volume when the image is another one, state it.", check: &checkLibvirtSHA256},
 	&memberLifecycle,
 	{name: "path", doc: "Path of the image file.", check: &check{types: isString}, computed: true},
 	{name: "pool", doc: "Name of the pool that the volume belongs to.", check: &checkLibvirtName, required: true},
