@@ -41,7 +41,8 @@ type fake struct {
 	cut int
 	// observing is called by each look at objects.
 	observing func(ctx context.Context)
-	unread    func() error // what a download ends with before it begins; nil: nothing
+	unread    func() error    // what a download ends with before it begins; nil: nothing
+	reads     func(id string) // is called by each download before it begins; nil: nothing
 }
 
 func newFake() *fake {
@@ -262,6 +263,9 @@ func (f *fake) download(_ context.Context, pool, name string, bytes uint64) ([]b
 		if err := f.unread(); err != nil {
 			return []byte{}, err
 		}
+	}
+	if f.reads != nil {
+		f.reads(pool + "/" + name)
 	}
 	if f.files[pool][name] == "" {
 		return nil, &answer{class: providers.Absent, err: errorText("no storage volume with that name")}

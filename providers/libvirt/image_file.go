@@ -151,6 +151,9 @@ func sizeOf(head []byte, length int64, format string) (int64, error) {
 			break
 		}
 	}
+	if is == "iso" { // a file system is like any other contents
+		is = "raw"
+	}
 	switch {
 	case is != format:
 		return 0, fmt.Errorf("its format is %s, and that of the volume is %s", is, format)

@@ -32,6 +32,25 @@ func (ch *change) allUsers() (u users, err error) {
 	return u, err
 }
 
+// user says what uses an image, of all that may; it is empty when nothing does.
+func (ch *change) user(i image) (by string, err error) {
+	there, err := ch.host.users.read(ch.ctx, ch.allUsers)
+	if err != nil {
+		return "", err
+	}
+	switch id, err := ch.basedOn(i, there.volumes); {
+	case err != nil:
+		return "", err
+	case id != "":
+		return "is the backing volume of " + id, nil
+	}
+	uses, err := ch.usesBy(there.domains, i)
+	if err != nil || len(uses) == 0 {
+		return "", err
+	}
+	return "is " + uses[0].String(), nil
+}
+
 // machines reads what all domains need.
 func (ch *change) machines() ([]user, error) {
 	ds, err := ch.domains(ch.ctx)

@@ -25,10 +25,10 @@ const granule = 1024
 type volumes struct{}
 
 // traits: a volume cannot shrink, because a guest may have written to what would go, and what was in a deleted one is lost. A copy may
-// take long, and is grown at its end.
+// take long, also one whose answer was lost, and is not deleted meanwhile.
 func (volumes) traits(common providers.Traits) providers.Traits {
 	common.ID = "{pool}/{name}"
-	common.SetLast, common.ReadyWithin = []string{"capacity"}, longestFill
+	common.SetLast, common.ReadyWithin, common.GoneWithin = []string{"complete"}, longestFill, longestFill
 	common.UndoUpdate, common.UndoDelete = providers.NoUndo, providers.NoUndo
 	return common
 }
@@ -38,14 +38,16 @@ func (volumes) told() (o object, ids func(string) []string, ok bool) { return 0,
 func (volumes) list(ctx context.Context, c conn, ids []string) ([]providers.Thing, error) {
 	names := backings{c: c, ids: map[string]string{}}
 	var found []providers.Thing
-	err := eachVolume(ctx, c, withMarks(ids), func(pool string, v *libvirtxml.StorageVolume) error {
+	if err := eachVolume(ctx, c, withMarks(ids), func(pool string, v *libvirtxml.StorageVolume) error {
 		th, err := names.thing(ctx, pool, v)
 		if err == nil && th != nil {
 			found = append(found, *th)
 		}
 		return err
-	})
-	return marked(found, ids), err
+	}); err != nil {
+		return nil, err
+	}
+	return marked(ctx, c, found, ids)
 }
 
 // eachVolume visits the volumes with the given ids, all when ids is nil. libvirt does not know what is in a pool that is stopped, and what
@@ -152,12 +154,16 @@ func (b backings) thing(ctx context.Context, pool string, v *libvirtxml.StorageV
 	if unit := or(&v.Capacity.Unit, ""); unit != "" && unit != "bytes" || capacity > math.MaxInt64 {
 		return nil, fmt.Errorf("volume %s of pool %s has a size of %d %s", v.Name, pool, capacity, unit)
 	}
-	s := spec.Volume{Capacity: int64(capacity), Pool: pool}
+	whole := true
+	s := spec.Volume{Capacity: int64(capacity), Pool: pool, Complete: &whole}
 	status := spec.VolumeStatus{}
 	if v.Target != nil {
 		status.Path = optional(v.Target.Path)
-		if v.Target.Format != nil {
-			s.Format = optional(v.Target.Format.Type)
+		if f := v.Target.Format; f != nil && f.Type == "iso" {
+			raw := "raw" // which a file system is like any other contents; libvirt only shows what it has noticed
+			s.Format = &raw
+		} else if f != nil {
+			s.Format = optional(f.Type)
 		}
 	}
 	if v.BackingStore != nil && v.BackingStore.Path != "" {
@@ -217,7 +223,7 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 		return nil, err
 	}
 	name, ok := strings.CutPrefix(id, s.Pool+"/")
-	format := or(s.Format, "qcow2")
+	format := formatOf(&s)
 	switch {
 	case !ok:
 		return nil, refuse(providers.Invalid, "volume %s is not in pool %s", id, s.Pool)
@@ -226,7 +232,7 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 	case strings.HasSuffix(name, seedEnding):
 		return nil, refuse(providers.Invalid, "a volume whose name ends in %s is a seed, of the kind libvirt.cloudinit", seedEnding)
 	case strings.HasSuffix(name, markEnding):
-		return nil, refuse(providers.Invalid, "a volume whose name ends in %s marks another as unfinished", markEnding)
+		return nil, refuse(providers.Invalid, "a volume whose name ends in %s marks another as incomplete", markEnding)
 	case format == "qcow2" && s.Capacity%granule != 0:
 		return nil, refuse(providers.Invalid, "the capacity of a qcow2 volume is a multiple of %d bytes, and %d is not", granule, s.Capacity)
 	case format != "qcow2" && s.Backing != nil:
@@ -235,6 +241,8 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 		return nil, refuse(providers.Invalid, "a volume has only one of backing, clone and image")
 	case s.ImageSha256 != nil && s.Image == nil:
 		return nil, refuse(providers.Invalid, "image_sha256 is stated without image")
+	case s.Complete != nil && !*s.Complete:
+		return nil, refuse(providers.Invalid, "a volume cannot be asked to be incomplete")
 	}
 	v := libvirtxml.StorageVolume{
 		Type: "file", Name: name,
@@ -243,11 +251,13 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 		Target:     &libvirtxml.StorageVolumeTarget{Format: &libvirtxml.StorageVolumeTargetFormat{Type: format}},
 	}
 	if s.Backing != nil {
-		backing, err := ch.image(*s.Backing)
+		backing, err := ch.origin(*s.Backing)
 		if err != nil {
 			return nil, err
 		}
-		v.BackingStore = &libvirtxml.StorageVolumeBackingStore{Path: backing.Target.Path, Format: backing.Target.Format}
+		path, _ := backing.Status["path"].(string)
+		format, _ := backing.Spec["format"].(string)
+		v.BackingStore = &libvirtxml.StorageVolumeBackingStore{Path: path, Format: &libvirtxml.StorageVolumeTargetFormat{Type: format}}
 	}
 	d := &draft{pool: s.Pool, name: name, spec: s}
 	var err error
@@ -290,6 +300,9 @@ func (ch *change) image(id string) (*libvirtxml.StorageVolume, error) {
 // update grows the volume. QEMU has the image of a running domain locked, and is asked to grow it itself, which the guest sees.
 func (volumes) update(ch *change, have providers.Thing, want schema.Object) error {
 	var s, h spec.Volume
+	if !isComplete(have.Spec) {
+		return ch.makeAgain(have, want)
+	}
 	if err := read(want, &s); err != nil {
 		return err
 	}
@@ -300,8 +313,6 @@ func (volumes) update(ch *change, have providers.Thing, want schema.Object) erro
 	switch {
 	case s.Pool != h.Pool:
 		return refuse(providers.Invalid, "pool cannot be changed in place")
-	case have.Detail == unfinished:
-		return ch.makeAgain(have.ID, want)
 	case s.Format != nil && *s.Format != format:
 		return refuse(providers.Invalid, "format cannot be changed in place")
 	case or(s.Backing, "") != or(h.Backing, ""):
@@ -339,8 +350,8 @@ func (volumes) update(ch *change, have providers.Thing, want schema.Object) erro
 // remove refuses what libvirt would do without a question: to delete what a domain needs, or an image that others are based on.
 func (volumes) remove(ch *change, have providers.Thing) error {
 	pool, name, _ := strings.Cut(have.ID, "/")
-	if have.Detail == unfinished {
-		if err := ch.discard(pool, name); err != nil {
+	if !isComplete(have.Spec) {
+		if err := ch.withdraw(have); err != nil {
 			return err
 		}
 		return ch.unmark(pool, name)
@@ -349,23 +360,15 @@ func (volumes) remove(ch *change, have providers.Thing) error {
 	if err != nil {
 		return err
 	}
-	i := image{pool, name, v.Target.Path}
-	there, err := ch.host.users.read(ch.ctx, ch.allUsers)
-	if err != nil {
-		return err
-	}
-	switch by, err := ch.basedOn(i, there.volumes); {
+	switch by, err := ch.user(image{pool, name, v.Target.Path}); {
 	case err != nil:
 		return err
 	case by != "":
-		return refuseUsed("volume %s is the backing volume of %s", have.ID, by)
+		return refuseUsed("volume %s %s", have.ID, by)
 	}
-	uses, err := ch.usesBy(there.domains, i)
-	if err != nil {
+	err = ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name) })
+	if err != nil || have.Detail != abandoned {
 		return err
 	}
-	if len(uses) > 0 {
-		return refuseUsed("volume %s is %s", have.ID, uses[0])
-	}
-	return ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name) })
+	return ch.unmark(pool, name)
 }

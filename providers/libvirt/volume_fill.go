@@ -2,7 +2,8 @@ package libvirt
 
 import (
 	"errors"
-	"slices"
+	"fmt"
+	"hash/fnv"
 	"strings"
 	"time"
 
@@ -12,57 +13,20 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// A volume with contents takes several calls, or one that takes long, and a libvirtd that is killed during that leaves a file that it lists
-// afterwards like any other, with its full size. libvirt has no place for a note on a volume, and cannot rename one. So a second volume, the
-// mark, is made before anything else and deleted at the end: while there is one, the volume that it names is unfinished, whatever is there
-// of it. An update makes such a volume anew, and a delete takes away both.
-
-// markEnding is what the names of marks end in, after the name of the volume.
-const markEnding = ".converge-unfinished"
-
-// markBytes is the size of a mark.
-const markBytes = 512
-
-// unfinished is the detail of a volume that has a mark.
-const unfinished = "it is being filled, or that was cut off, so it is not whole"
-
 // longestFill is how long it may take to fill a volume.
 const longestFill = time.Hour
 
-// origins are the fields that say what a new volume is filled with. libvirt does not report them.
-var origins = []string{"clone", "image", "image_sha256"}
+// fills is how many volumes are filled at the same time. It leaves half of the places of the connection to others.
+const fills = maxCalls / 2
 
-// untold are the fields that are unknown of an unfinished volume and cannot be changed.
-var untold = slices.Concat(origins, []string{"backing", "format"})
-
-// withMarks adds to the ids of volumes those of their marks, each after its volume: a volume that is found has its mark already, so that it
-// is whole if that is then not found.
-func withMarks(ids []string) []string {
-	if ids == nil {
+// excludes lets no more than that be filled.
+func (volumes) excludes(c providers.Call) []string {
+	if c.Want["clone"] == nil && c.Want["image"] == nil || c.Have != nil && isComplete(c.Have) {
 		return nil
 	}
-	both := make([]string, 0, 2*len(ids))
-	for _, id := range ids {
-		both = append(both, id, id+markEnding)
-	}
-	return both
-}
-
-// marked replaces marks and the volumes that they name by unfinished volumes. It returns those with the given ids, all when ids is nil.
-func marked(found []providers.Thing, ids []string) []providers.Thing {
-	marks := map[string]bool{} // by id of the volume
-	for _, th := range found {
-		if id, ok := strings.CutSuffix(th.ID, markEnding); ok && !marks[id] {
-			marks[id] = true
-			pool, name, _ := strings.Cut(id, "/")
-			found = append(found, providers.Thing{
-				ID: id, Name: name, Spec: schema.Object{"pool": pool}, Unfilled: untold, Phase: providers.Ready, Detail: unfinished,
-			})
-		}
-	}
-	return slices.DeleteFunc(found, func(th providers.Thing) bool {
-		return strings.HasSuffix(th.ID, markEnding) || marks[th.ID] && th.Detail != unfinished || ids != nil && !slices.Contains(ids, th.ID)
-	})
+	turn := fnv.New32a()
+	turn.Write([]byte(c.ID))
+	return []string{fmt.Sprintf("fill/%d", turn.Sum32()%fills)}
 }
 
 // filled reports whether a volume is made with contents.
@@ -75,30 +39,41 @@ func (d *draft) close() {
 	}
 }
 
-// source returns the volume that is to be copied into one of some capacity.
-func (ch *change) source(id string, capacity int64) (*image, error) {
+// origin returns a volume that another one is made from, which must be complete.
+func (ch *change) origin(id string) (*providers.Thing, error) {
 	things, err := (volumes{}).list(ch.ctx, ch, []string{id})
 	switch {
 	case err != nil:
 		return nil, err
 	case len(things) == 0:
 		return nil, refuse(providers.Absent, "volume %s does not exist", id)
-	case things[0].Detail == unfinished:
-		return nil, refuse(providers.Busy, "volume %s is unfinished", id)
+	case !isComplete(things[0].Spec):
+		return nil, refuse(providers.Busy, "volume %s is incomplete: %s", id, incomplete)
+	case things[0].Status["path"] == nil || things[0].Spec["format"] == nil:
+		return nil, refuse(providers.Invalid, "volume %s is not an image file", id)
 	}
-	format, _ := things[0].Spec["format"].(string)
-	bytes, _ := things[0].Spec["capacity"].(int64)
-	path, _ := things[0].Status["path"].(string)
+	return &things[0], nil
+}
+
+// source returns the volume that is to be copied into one of some capacity.
+func (ch *change) source(id string, capacity int64) (*image, error) {
+	th, err := ch.origin(id)
+	if err != nil {
+		return nil, err
+	}
+	format, _ := th.Spec["format"].(string)
+	size, _ := th.Spec["capacity"].(int64)
+	path, _ := th.Status["path"].(string)
 	switch {
 	case format != "qcow2" && format != "raw":
 		return nil, refuse(providers.Invalid, "volume %s has the format %q, and only qcow2 and raw are copied", id, format)
-	case bytes > capacity:
-		return nil, refuse(providers.Invalid, "a capacity of %d bytes is too small for a copy of volume %s, which has %d", capacity, id, bytes)
+	case size > capacity:
+		return nil, refuse(providers.Invalid, "a capacity of %d bytes is too small for a copy of volume %s, which has %d", capacity, id, size)
+	case th.Spec["backing"] != nil:
+		return nil, refuse(providers.Invalid, "volume %s is based on %s. A guest can write such a header into its raw disk, and would get to see any file "+
+			"that it names there, so only volumes without a backing volume are copied", id, th.Spec["backing"])
 	}
 	pool, name, _ := strings.Cut(id, "/")
-	if err := ch.selfContained(pool, name, format, things[0].Spec); err != nil {
-		return nil, err
-	}
 	i := &image{pool, name, path}
 	uses, err := ch.uses(*i)
 	if err != nil {
@@ -109,47 +84,29 @@ func (ch *change) source(id string, capacity int64) (*image, error) {
 			return nil, refuseUsed("volume %s is %s, which is running, so it cannot be copied", id, u)
 		}
 	}
-	return i, nil
-}
-
-// selfContained refuses to copy an image that leads to files outside of the pools. A guest can write a header of qcow2 into its raw disk, of which
-// libvirt then says that it has that format, and would copy any file of the node that is named there.
-func (ch *change) selfContained(pool, name, format string, s schema.Object) error {
-	if format != "qcow2" {
-		return nil
-	}
-	if backing, _ := s["backing"].(string); strings.HasPrefix(backing, "/") {
-		return refuse(providers.Invalid, "volume %s/%s is based on %s, which is in no pool, so it is not copied", pool, name, backing)
-	}
-	head, err := ch.download(ch.ctx, pool, name, qcow2Header3)
+	// Now that no guest writes to it.
+	head, err := ch.download(ch.ctx, pool, name, headBytes)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if _, err := readQcow2(head); err != nil {
-		return refuse(providers.Invalid, "volume %s/%s is not copied: %w", pool, name, err)
+	if _, err := sizeOf(head, size, format); err != nil { // libvirt may not have looked at it since
+		return nil, refuse(providers.Invalid, "volume %s is not copied: %w", id, err)
 	}
-	return nil
+	return i, nil
 }
 
 // makeMarked makes a volume with contents. When libvirt refuses a part, nothing is left.
 func (ch *change) makeMarked(d *draft) error {
-	mark := libvirtxml.StorageVolume{
-		Type: "file", Name: d.name + markEnding,
-		Allocation: &libvirtxml.StorageVolumeSize{Unit: "bytes"},
-		Capacity:   &libvirtxml.StorageVolumeSize{Unit: "bytes", Value: markBytes},
-		Target:     &libvirtxml.StorageVolumeTarget{Format: &libvirtxml.StorageVolumeTargetFormat{Type: "raw"}},
-	}
-	xml, err := mark.Marshal()
-	if err != nil {
-		return refuse(providers.Invalid, "it cannot be written as XML: %w", err)
-	}
-	if err := ch.do(func() error { return ch.createVolume(ch.ctx, d.pool, xml) }); err != nil {
+	if err := ch.mark(d); err != nil {
 		return err
 	}
-	made, err := ch.finish(d)
+	made, err := false, ch.note(d)
+	if err == nil {
+		made, err = ch.finish(d)
+	}
 	return ch.unfilled(err, func() error {
 		if made {
-			if err := ch.discard(d.pool, d.name); err != nil {
+			if err := ch.discard(d.pool, d.name, d.spec.Capacity); err != nil {
 				return err
 			}
 		}
@@ -157,18 +114,39 @@ func (ch *change) makeMarked(d *draft) error {
 	})
 }
 
-// makeAgain makes an unfinished volume anew. When libvirt refuses a part, it is still unfinished.
-func (ch *change) makeAgain(id string, want schema.Object) error {
-	d, err := ch.draft(id, want)
+// makeAgain makes an incomplete volume anew. When libvirt refuses a part, it is still incomplete.
+func (ch *change) makeAgain(have providers.Thing, want schema.Object) error {
+	d, err := ch.draft(have.ID, want)
 	if err != nil {
 		return err
 	}
 	defer d.close()
-	if err := ch.discard(d.pool, d.name); err != nil {
+	if !d.filled() {
+		return refuse(providers.Invalid, "neither clone nor image says what volume %s is to be filled with", have.ID)
+	}
+	if err := ch.withdraw(have); err != nil {
+		return err
+	}
+	if err := ch.note(d); err != nil {
 		return err
 	}
 	_, err = ch.finish(d)
+	if a := (*answer)(nil); errors.As(err, &a) && a.class == providers.Exists { // it is another client's, whom the mark does not concern
+		if err := ch.unmark(d.pool, d.name); err != nil {
+			return err
+		}
+	}
 	return err
+}
+
+// withdraw deletes what was made of an incomplete volume. Its mark stays.
+func (ch *change) withdraw(have providers.Thing) error {
+	capacity, noted := have.Spec["capacity"].(int64)
+	if !noted { // nothing was made
+		return nil
+	}
+	pool, name, _ := strings.Cut(have.ID, "/")
+	return ch.discard(pool, name, capacity)
 }
 
 // finish makes a volume that has a mark, and takes that away once the volume is whole. It reports whether there is then something of it: what
@@ -209,7 +187,7 @@ func (ch *change) uploadImage(d *draft) error {
 // grow gives a volume that was just filled its capacity.
 func (ch *change) grow(d *draft) error {
 	if d.image != nil { // libvirt may not yet have noticed what was uploaded
-		if or(d.spec.Format, "qcow2") == "raw" || d.image.size == d.spec.Capacity {
+		if formatOf(&d.spec) == "raw" || d.image.size == d.spec.Capacity {
 			return nil
 		}
 		return ch.do(func() error { return ch.resizeVolume(ch.ctx, d.pool, d.name, uint64(d.spec.Capacity)) })
@@ -231,9 +209,9 @@ func (ch *change) grow(d *draft) error {
 	return ch.do(func() error { return ch.resizeVolume(ch.ctx, d.pool, d.name, want) })
 }
 
-// discard deletes what there is of an unfinished volume, unless a domain uses it. libvirt refuses that only while a copy to it is in
-// progress, of a call whose answer was lost.
-func (ch *change) discard(pool, name string) error {
+// discard deletes what there is of an incomplete volume, which has no more than a capacity, unless it is in use. libvirt refuses that only
+// while a copy to it is in progress, of a call whose answer was lost.
+func (ch *change) discard(pool, name string, capacity int64) error {
 	xmls, err := ch.volumes(ch.ctx, pool, []string{name})
 	if err != nil || len(xmls) == 0 {
 		return err
@@ -246,21 +224,19 @@ func (ch *change) discard(pool, name string) error {
 	if v.Target != nil {
 		i.path = v.Target.Path
 	}
-	uses, err := ch.uses(i)
-	if err != nil {
-		return err
+	if v.Capacity != nil && v.Capacity.Value > uint64(capacity) {
+		return refuse(providers.Conflict, "volume %s/%s has %d bytes, more than the %d of the incomplete one, so another client has made it; if it has not, "+
+			"delete it (virsh vol-delete %s %s)", pool, name, v.Capacity.Value, capacity, name, pool)
 	}
-	if len(uses) > 0 {
-		return refuseUsed("volume %s/%s is unfinished and %s", pool, name, uses[0])
+	switch by, err := ch.user(i); {
+	case err != nil:
+		return err
+	case by != "":
+		return refuseUsed("volume %s/%s is incomplete, and %s", pool, name, by)
 	}
 	err = ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name) })
 	if a := (*answer)(nil); errors.As(err, &a) && a.class == providers.Invalid {
 		a.class = providers.Busy
 	}
 	return err
-}
-
-// unmark deletes the mark of a volume.
-func (ch *change) unmark(pool, name string) error {
-	return ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name+markEnding) })
 }

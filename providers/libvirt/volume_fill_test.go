@@ -98,6 +98,16 @@ func newVolumeFake(t *testing.T) (*fake, *providers.Provider) {
 	return f, p
 }
 
+// mark marks a volume, with a text in the mark.
+func (f *fake) mark(id, text string) {
+	pool, name, _ := strings.Cut(id, "/")
+	if f.files[pool] == nil {
+		f.files[pool] = map[string]string{}
+	}
+	f.files[pool][name+markEnding] = "<volume type='file'><name>" + name + markEnding + "</name><capacity>512</capacity></volume>"
+	f.data[id+markEnding] = append([]byte(text), make([]byte, markBytes-len(text))...)
+}
+
 func createVolume(t *testing.T, p *providers.Provider, id string, want schema.Object) error {
 	t.Helper()
 	c := calling("libvirt.volume", id)
@@ -170,12 +180,12 @@ func qcow2Of(size int, change func(head []byte)) string {
 func TestFillCut(t *testing.T) {
 	const id = "p/v"
 	for _, how := range []string{"clone", "image"} {
-		want := schema.Object{"pool": "p", "capacity": int64(8192), "format": "qcow2"}
-		steps, contents := []string{"create p/v", "resize p/v", "delete p/v" + markEnding}, "contents"
+		want := schema.Object{"pool": "p", "capacity": int64(8192), "format": "qcow2", "complete": true}
+		steps, contents := []string{"upload p/v" + markEnding, "create p/v", "resize p/v", "delete p/v" + markEnding}, "contents"
 		if want["clone"] = "q/base"; how == "image" {
 			delete(want, "clone")
 			want["image"], contents = "disk.qcow2", qcow2Of(4096, nil)
-			steps = slices.Insert(steps, 1, "upload p/v")
+			steps = slices.Insert(steps, 2, "upload p/v")
 		}
 		for _, verb := range []string{"create", "complete"} {
 			first := map[string]string{"create": "create p/v" + markEnding, "complete": "delete p/v"}[verb]
@@ -217,7 +227,7 @@ func TestFillCut(t *testing.T) {
 									}
 									return nil
 								}
-								if err := act(); err == nil || lookVolume(t, p, id).Detail != unfinished {
+								if err := act(); err == nil || isComplete(lookVolume(t, p, id).Spec) {
 									t.Fatalf("a cut create ended with %v", err)
 								}
 								act = func() error { return updated(t, p, "libvirt.volume", id, want) }
@@ -229,6 +239,10 @@ func TestFillCut(t *testing.T) {
 								t.Fatal("it did not fail")
 							}
 							th := lookVolume(t, p, id)
+							left, unknown := schema.Object{"pool": "p", "complete": false}, slices.Concat(origins, []string{"capacity", "format"})
+							if verb == "complete" || n > 1 || n == 1 && end == "lost after" { // the mark is written
+								left["capacity"], left["format"], unknown = int64(8192), "qcow2", origins
+							}
 							last := n == len(calls)-1 && end == "lost after"
 							switch {
 							case last:
@@ -240,7 +254,7 @@ func TestFillCut(t *testing.T) {
 								if class := providers.ClassOf(err); end == "refused" && n > 0 && class != providers.Invalid {
 									t.Errorf("what was taken back ended as %s: %v", class, err)
 								}
-							case th == nil || th.Detail != unfinished || !th.Spec.Equal(schema.Object{"pool": "p"}) || !slices.Equal(th.Unfilled, untold):
+							case th == nil || !th.Spec.Equal(left) || !slices.Equal(th.Unfilled, unknown):
 								t.Errorf("after %v it is observed as %v", err, th)
 							}
 							switch {
@@ -304,9 +318,9 @@ func TestCloneRefused(t *testing.T) {
 		"smaller":          {want: schema.Object{"capacity": int64(2048)}, class: providers.Invalid, says: "too small for a copy of volume q/base, which has 4096"},
 		"with a backing":   {want: schema.Object{"backing": "q/base"}, class: providers.Invalid, says: "only one of backing, clone and image"},
 		"a disk that runs": {setup: running(""), class: providers.Invalid, says: "volume q/base is disk vda of domain vm, which is running"},
-		"unfinished": {setup: func(f *fake) {
-			f.files["q"]["base"+markEnding] = "<volume type='file'><name>base" + markEnding + "</name><capacity>512</capacity></volume>"
-		}, class: providers.Busy, says: "volume q/base is unfinished"},
+		"incomplete": {setup: func(f *fake) {
+			f.mark("q/base", `{"capacity":4096,"format":"raw"}`)
+		}, class: providers.Busy, says: "volume q/base is incomplete"},
 		"another format": {setup: func(f *fake) {
 			f.files["q"]["base"] = strings.Replace(f.files["q"]["base"], `type="raw"`, `type="vmdk"`, 1)
 		}, class: providers.Invalid, says: `has the format "vmdk"`},
@@ -323,19 +337,19 @@ func TestCloneRefused(t *testing.T) {
 		})
 	}
 	_, p := newVolumeFake(t)
-	expect(t, createVolume(t, p, "p/v"+markEnding, schema.Object{"pool": "p", "capacity": int64(4096)}), providers.Invalid, false, "marks another as unfinished")
+	expect(t, createVolume(t, p, "p/v"+markEnding, schema.Object{"pool": "p", "capacity": int64(4096)}), providers.Invalid, false, "marks another as incomplete")
 }
 
-// TestUnfinishedInUse: what somebody runs of an unfinished volume is not taken away, and one to which libvirt still copies is waited for.
-func TestUnfinishedInUse(t *testing.T) {
+// TestIncompleteInUse: what somebody runs of an incomplete volume is not taken away, and one to which libvirt still copies is waited for.
+func TestIncompleteInUse(t *testing.T) {
 	f, p := newVolumeFake(t)
-	want := schema.Object{"pool": "p", "capacity": int64(8192), "format": "raw", "clone": "q/base"}
+	want := schema.Object{"pool": "p", "capacity": int64(8192), "format": "raw", "clone": "q/base", "complete": true}
 	mustDo(t, createVolume(t, p, "p/v", want))
-	f.files["p"]["v"+markEnding] = "<volume type='file'><name>v" + markEnding + "</name><capacity>512</capacity></volume>"
+	f.mark("p/v", `{"capacity":8192,"format":"raw"}`)
 	f.guests = []definition{{name: "vm", stored: "<domain><devices><disk type='file'><source file='/srv/p/v'/><target dev='vda'/></disk></devices></domain>"}}
 	for range 2 {
-		expect(t, deleteVolume(t, p, "p/v"), providers.Invalid, false, "p/v is unfinished and disk vda of domain vm")
-		expect(t, updated(t, p, "libvirt.volume", "p/v", want), providers.Invalid, false, "p/v is unfinished and disk vda of domain vm")
+		expect(t, deleteVolume(t, p, "p/v"), providers.Invalid, false, "p/v is incomplete, and is disk vda of domain vm")
+		expect(t, updated(t, p, "libvirt.volume", "p/v", want), providers.Invalid, false, "p/v is incomplete, and is disk vda of domain vm")
 	}
 	f.guests = nil
 	f.fail = func(string) error {
@@ -401,7 +415,6 @@ func TestImageRefused(t *testing.T) {
 		}},
 		"raw for qcow2":     {want: schema.Object{"image": "disk.raw"}, says: "its format is raw, and that of the volume is qcow2"},
 		"qcow2 for raw":     {setup: header(nil), want: raw, says: "its format is qcow2, and that of the volume is raw"},
-		"an iso for raw":    {setup: file(strings.Repeat("\x00", 0x8001) + "CD001"), want: schema.Object{"format": "raw", "capacity": int64(1 << 20)}, says: "its format is iso"},
 		"vdi for raw":       {setup: file(strings.Repeat("\x00", 64) + "\x7f\x10\xda\xbe"), want: raw, says: "its format is vdi"},
 		"a backing file":    {setup: header(func(head []byte) { head[qcow2Backing+7] = 200 }), says: "it has a backing file"},
 		"another data file": {setup: header(func(head []byte) { head[qcow2Features+7] = qcow2DataFile }), says: "its data is in another file"},
@@ -498,18 +511,103 @@ func TestImageChanges(t *testing.T) {
 	wholeVolume(t, f, p, "p/v", 4096, qcow2Of(4096, nil))
 }
 
+// TestImageISO: libvirt shows a raw volume with a file system for CDs as one of the format iso.
+func TestImageISO(t *testing.T) {
+	f, p := newVolumeFake(t)
+	contents := strings.Repeat("\x00", 0x8001) + "CD001"
+	mustDo(t, os.WriteFile(filepath.Join(f.images, "cd.iso"), []byte(contents), 0o600))
+	mustDo(t, createVolume(t, p, "p/v", schema.Object{"pool": "p", "capacity": int64(1 << 20), "format": "raw", "image": "cd.iso"}))
+	f.files["p"]["v"] = strings.Replace(f.files["p"]["v"], `type="raw"`, `type="iso"`, 1)
+	wholeVolume(t, f, p, "p/v", 1<<20, contents)
+	if is := lookVolume(t, p, "p/v").Spec["format"]; is != "raw" {
+		t.Errorf("its format is %v", is)
+	}
+}
+
+// TestMarkOfAnothers: what others have made under the name of a volume, while a create that was cut off had not begun with it, is theirs.
+func TestMarkOfAnothers(t *testing.T) {
+	f, p := newVolumeFake(t)
+	for _, left := range []string{"", `{"capacity":40`} { // the mark alone was made
+		f.mark("q/base", left)
+		if th := lookVolume(t, p, "q/base"); th == nil || th.Spec["complete"] != true || th.Spec["capacity"] != int64(4096) || th.Detail != abandoned {
+			t.Fatalf("it is observed as %v", th)
+		}
+	}
+	mustDo(t, deleteVolume(t, p, "q/base"))
+	if len(f.files["q"]) > 0 {
+		t.Errorf("there are %v", f.files["q"])
+	}
+
+	f.mark("p/v", `{"capacity":4096,"format":"raw"}`) // and what is larger was not made by that create
+	mustDo(t, f.createVolume(t.Context(), "p", "<volume type='file'><name>v</name><capacity>8192</capacity><target><path>/srv/p/v</path><format type='raw'/></target></volume>"))
+	expect(t, deleteVolume(t, p, "p/v"), providers.Conflict, false, "another client has made it")
+
+	name := "name" + markEnding // a volume that is only called so
+	mustDo(t, f.createVolume(t.Context(), "q", "<volume type='file'><name>"+name+"</name><capacity>8192</capacity><target><path>/srv/q/x</path><format type='raw'/></target></volume>"))
+	things, err := providers.Collect(served(t, p, "libvirt.volume").Kind.List(t.Context()))
+	if err != nil || !slices.ContainsFunc(things, func(th providers.Thing) bool { return th.ID == "q/"+name && th.Spec["complete"] == true }) {
+		t.Errorf("there are %v (%v)", things, err)
+	}
+}
+
+// TestMarkGoes: a volume that is completed while it is looked at is complete.
+func TestMarkGoes(t *testing.T) {
+	f, p := newVolumeFake(t)
+	f.mark("q/base", `{"capacity":4096,"format":"raw"}`)
+	f.reads = func(id string) {
+		if id == "q/base"+markEnding {
+			delete(f.files["q"], "base"+markEnding)
+			f.files["q"]["base"] = strings.Replace(f.files["q"]["base"], "4096", "8192", 1)
+		}
+	}
+	if th := lookVolume(t, p, "q/base"); th == nil || th.Spec["complete"] != true || th.Spec["capacity"] != int64(8192) || th.Detail != "" {
+		t.Errorf("it is observed as %v", th)
+	}
+}
+
+// TestBackingIncomplete: a volume is not based on one that is still filled.
+func TestBackingIncomplete(t *testing.T) {
+	f, p := newVolumeFake(t)
+	f.mark("q/base", `{"capacity":4096,"format":"raw"}`)
+	expect(t, createVolume(t, p, "p/v", schema.Object{"pool": "p", "capacity": int64(4096), "backing": "q/base"}), providers.Busy, false, "q/base is incomplete")
+}
+
+// TestFillsLeaveRoom: no more volumes are filled at the same time than leaves others their calls.
+func TestFillsLeaveRoom(t *testing.T) {
+	turns := map[string]bool{}
+	for i := range 100 {
+		c := calling("libvirt.volume", fmt.Sprintf("p/v%d", i))
+		c.Want = schema.Object{"clone": "q/base"}
+		for _, key := range (volumes{}).excludes(c) {
+			turns[key] = true
+		}
+		c.Have = schema.Object{"complete": true} // it is only grown
+		if keys := (volumes{}).excludes(c); keys != nil {
+			t.Errorf("a volume that is not filled waits for %q", keys)
+		}
+	}
+	if len(turns) != maxCalls/2 {
+		t.Errorf("%d volumes are filled at the same time", len(turns))
+	}
+}
+
 // TestCloneLeadsOut: a header that a guest has written into its disk does not make libvirt copy a file of the node.
 func TestCloneLeadsOut(t *testing.T) {
 	for name, c := range map[string]struct {
 		xml, head, says string
 	}{
-		"a backing file": {"<backingStore><path >/etc/shadow</path></backingStore>", qcow2Of(4096, func(head []byte) { head[qcow2Backing+7] = 200 }), "is based on /etc/shadow, which is in no pool"},
-		"a data file":    {"", qcow2Of(4096, func(head []byte) { head[qcow2Features+7] = qcow2DataFile }), "its data is in another file"},
-		"nothing":        {"", "", "it has no header of qcow2"},
+		"a guest's header": {"", qcow2Of(4096, nil), "its format is qcow2, and that of the volume is raw"},
+		"a backing file":   {"<backingStore><path >/etc/shadow</path></backingStore>", qcow2Of(4096, func(head []byte) { head[qcow2Backing+7] = 200 }), "is based on /etc/shadow. A guest can write"},
+		"a data file":      {"", qcow2Of(4096, func(head []byte) { head[qcow2Features+7] = qcow2DataFile }), "its data is in another file"},
+		"nothing":          {"", "", "its format is raw, and that of the volume is qcow2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, p := newVolumeFake(t)
-			f.files["q"]["base"] = "<volume type='file'><name>base</name><capacity>4096</capacity><target><path>/srv/q/base</path><format type='qcow2'/></target>" + c.xml + "</volume>"
+			format := "qcow2"
+			if name == "a guest's header" { // libvirt has not looked at it since
+				format = "raw"
+			}
+			f.files["q"]["base"] = "<volume type='file'><name>base</name><capacity>4096</capacity><target><path>/srv/q/base</path><format type='" + format + "'/></target>" + c.xml + "</volume>"
 			f.data["q/base"] = []byte(c.head)
 			f.fail = func(call string) error { t.Errorf("it makes the call %q", call); return nil }
 			expect(t, createVolume(t, p, "p/v", schema.Object{"pool": "p", "capacity": int64(4096), "clone": "q/base"}), providers.Invalid, false, c.says)

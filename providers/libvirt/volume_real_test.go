@@ -5,6 +5,7 @@ package libvirt
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"converge.dev/converge/providers"
@@ -20,7 +21,7 @@ func aCopy(n *node) {
 	n.must(n.create("libvirt.volume", "q/qcow2", schema.Object{"pool": "q", "capacity": int64(8 << 20), "clone": "q/raw"}))
 	n.must(n.create("libvirt.volume", "q/above", schema.Object{"pool": "q", "capacity": int64(8 << 20), "backing": "q/raw"}))
 	for _, format := range []string{"raw", "qcow2"} {
-		for _, from := range []string{"raw", "qcow2", "above"} {
+		for _, from := range []string{"raw", "qcow2"} {
 			for name, capacity := range map[string]int64{"same": 8 << 20, "larger": 16 << 20} {
 				id := "p/" + format + "-" + from + "-" + name
 				n.must(n.create("libvirt.volume", id, schema.Object{"pool": "p", "capacity": capacity, "format": format, "clone": "q/" + from}))
@@ -31,13 +32,16 @@ func aCopy(n *node) {
 			}
 		}
 	}
-	if files := n.host.Sh(n, "ls "+n.dir+"/p | grep unfinished || true"); files != "" {
+	n.unchanged(func() {
+		n.fails(n.create("libvirt.volume", "p/v", schema.Object{"pool": "p", "capacity": int64(8 << 20), "clone": "q/above"}), providers.Invalid, "is based on q/raw")
+	})
+	if files := n.host.Sh(n, "ls "+n.dir+"/p | grep incomplete || true"); files != "" {
 		n.Errorf("there are marks left: %s", files)
 	}
 	for _, name := range []string{"q/above", "q/qcow2", "q/raw"} {
 		n.must(n.delete("libvirt.volume", name))
 	}
-	n.host.Sh(n, "qemu-img check "+n.dir+"/p/qcow2-above-larger")
+	n.host.Sh(n, "qemu-img check "+n.dir+"/p/qcow2-qcow2-larger")
 }
 
 // anUpload makes volumes of images that qemu-img has made. libvirt looks at what was uploaded by itself, and it stays what it is.
@@ -70,6 +74,21 @@ for f in qcow qed vmdk vdi vpc; do qemu-img create -q -f $f other.$f 8M; done`)
 			}
 		}
 	}
+	// libvirt calls the format of a file system for CDs iso; it is copied like any other contents.
+	n.host.Sh(n, "cd "+dir+" && truncate -s 1M cd.iso && printf CD001 | dd of=cd.iso bs=1 seek=32769 conv=notrunc 2>/dev/null")
+	n.must(n.create("libvirt.volume", "p/cd", schema.Object{"pool": "p", "capacity": int64(1 << 20), "format": "raw", "image": "cd.iso"}))
+	n.host.Virsh(n, "pool-refresh", "p")
+	if xml := n.host.Virsh(n, "vol-dumpxml", "--pool", "p", "cd"); !strings.Contains(xml, "<format type='iso'/>") {
+		n.Errorf("libvirt has %s", xml)
+	}
+	n.field("libvirt.volume", "p/cd", "format", "raw")
+	for _, format := range []string{"raw", "qcow2"} {
+		n.must(n.create("libvirt.volume", "p/cd-"+format, schema.Object{"pool": "p", "capacity": int64(1 << 20), "format": format, "clone": "p/cd"}))
+		n.host.Sh(n, "qemu-img compare -f raw -F "+format+" "+dir+"/cd.iso "+n.dir+"/p/cd-"+format)
+	}
+	n.must(n.create("libvirt.volume", "p/on-cd", schema.Object{"pool": "p", "capacity": int64(1 << 20), "backing": "p/cd"}))
+	n.host.Sh(n, "qemu-img check "+n.dir+"/p/on-cd")
+
 	n.unchanged(func() {
 		for name, says := range map[string]string{
 			"backed.qcow2": "it has a backing file", "outside.qcow2": "its data is in another file", "other.qcow": "version 1 of qcow2",
@@ -87,7 +106,7 @@ for f in qcow qed vmdk vdi vpc; do qemu-img create -q -f $f other.$f 8M; done`)
 	for _, name := range []string{"backed.qcow2", "outside.qcow2"} {
 		n.host.Sh(n, "dd if="+dir+"/"+name+" of="+n.dir+"/p/guest conv=notrunc 2>/dev/null")
 		n.host.Virsh(n, "pool-refresh", "p")
-		n.fails(n.create("libvirt.volume", "p/v", schema.Object{"pool": "p", "capacity": int64(8 << 20), "clone": "p/guest"}), providers.Invalid, "not copied")
+		n.fails(n.create("libvirt.volume", "p/v", schema.Object{"pool": "p", "capacity": int64(8 << 20), "clone": "p/guest"}), providers.Invalid, "copied")
 	}
 }
 
@@ -118,13 +137,13 @@ func cutCopy(n *node) {
 		}
 		n.host.Virsh(n, "vol-info", "--pool", "p", "copy-"+format)
 		is := n.look("libvirt.volume", id)
-		if is.Detail != unfinished || is.Spec["capacity"] != nil {
+		if isComplete(is.Spec) || is.Spec["capacity"] != int64(512<<20) {
 			n.Fatalf("a part of a copy is observed as %v", is)
 		}
 		c := n.call("libvirt.volume", id)
 		c.Have, c.Version, c.Want = is.Spec, is.Version, want
 		n.must(n.kind("libvirt.volume").Update(n.Context(), c))
-		n.field("libvirt.volume", id, "capacity", int64(512<<20))
+		n.field("libvirt.volume", id, "complete", true)
 		n.host.Sh(n, "qemu-img compare -f raw -F "+format+" "+n.dir+"/p/raw "+file)
 		n.must(n.delete("libvirt.volume", id))
 	}

@@ -27,7 +27,9 @@ func (m *module) fields(v cue.Value, path string, skip []string) ([]schema.Field
 		errs = append(errs, err)
 		d.Name = sel.Unquoted()
 		d.Required = sel.ConstraintType() == cue.RequiredConstraint
-		if def, ok := f.Default(); ok && sel.ConstraintType() == 0 && def.Validate(cue.Concrete(true)) == nil {
+		def, ok := f.Default()
+		constant := f.Kind()&(cue.BoolKind|cue.NumberKind|cue.StringKind) != 0 // which fills itself in
+		if (ok || constant) && sel.ConstraintType() == 0 && def.Validate(cue.Concrete(true)) == nil {
 			if d.Default, err = decodeCUE(def); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %s: %w", file(f), path, err))
 			}

@@ -9,6 +9,7 @@ import (
 const (
 	libvirtDHCPHost = "libvirt.dhcp_host"
 	libvirtDomain   = "libvirt.domain"
+	libvirtVolume   = "libvirt.volume"
 )
 
 // libvirtRules report what libvirt would refuse, or would accept and machines would then suffer from.
@@ -16,6 +17,7 @@ var libvirtRules = []Rule{
 	{"CV1169", "libvirt-device", "Devices of a domain contradict each other", "The devices of a domain must have their own names and boot orders, and each interface one place to be attached to", checks{each{named(libvirtDomain), checkDevices}}},
 	{"CV1170", "libvirt-shared", "Device is in two domains", "A PCI function must be in only one domain, and so must a volume that a domain can write to", checks{sharedFunctions, sharedVolumes}},
 	{"CV1178", "libvirt-reservation", "Reservation may come too late", "A domain for which an address is reserved must be made after the reservation", checks{lateReservations}},
+	{"CV1179", "libvirt-contents", "Volume cannot be made", "A volume gets its contents from one place, and its format must have room for what is stated", checks{each{named(libvirtVolume), checkContents}}},
 }
 
 // checkDevices compares the devices of one domain. Two in the same list with the same key are reported by the rule duplicate-key.
@@ -58,6 +60,24 @@ func checkAttachment(r *Resource, device map[string]any, at []string, p *reporte
 		p.report(r, append(at, "port_group"), "Only a network has groups of interfaces. Remove port_group, or set network.")
 	case intOf(device, "vlan") != 0 && named[0] == "bridge":
 		p.report(r, append(at, "vlan"), "A bridge of the kernel does not give an interface a VLAN. Remove vlan, or use a network or a bridge of Open vSwitch.")
+	}
+}
+
+// checkContents checks what one volume is made of.
+func checkContents(_ *Site, r *Resource, p *reporter) {
+	origins := slices.DeleteFunc([]string{"backing", "clone", "image"}, func(name string) bool { return textOf(r.Spec, name) == "" })
+	if len(origins) > 1 {
+		p.report(r, origins[1:2], "The volume would get its contents from two places. Remove %s or %s.", origins[0], origins[1])
+	}
+	if textOf(r.Spec, "image_sha256") != "" && textOf(r.Spec, "image") == "" {
+		p.report(r, []string{"image_sha256"}, "There is no image to compare with. Set image, or remove image_sha256.")
+	}
+	const granule = 1024 // in which libvirt gives the size of a qcow2 image
+	switch capacity := intOf(r.Spec, "capacity"); {
+	case textOf(r.Spec, "format") == "raw" && textOf(r.Spec, "backing") != "":
+		p.report(r, []string{"backing"}, "A raw image cannot have a backing volume. Remove format, for a qcow2 image, or use clone for a copy.")
+	case textOf(r.Spec, "format") == "qcow2" && capacity%granule != 0:
+		p.report(r, []string{"capacity"}, "The size of a qcow2 image is a multiple of %d bytes. Use %d.", granule, (capacity/granule+1)*granule)
 	}
 }
 

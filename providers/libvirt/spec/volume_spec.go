@@ -13,8 +13,10 @@ type Volume struct {
 	Backing *string
 	// Size that a guest sees, in bytes; of a qcow2 volume, a multiple of 1024. It can only grow. A domain that is running with the volume sees the new size at once.
 	Capacity int64
-	// Name of the volume that this one is created as a full copy of, after which neither depends on the other. It may be in another pool, have the other format, and be smaller. No running domain may have it as a disk while it is copied. libvirt does not report what a volume was copied from: converge compares this with what it has recorded. Stating it for a volume that exists without, such as one that is adopted, changes nothing.
+	// Name of the volume that this one is created as a full copy of, after which neither depends on the other. It may be in another pool, have the other format, and be smaller. It has no backing volume, and no running domain may have it as a disk while it is copied. libvirt does not report what a volume was copied from: converge compares this with what it has recorded. Stating it for a volume that exists without, such as one that is adopted, changes nothing.
 	Clone *string
+	// Whether the volume has all of its contents. It is observed as false while they are copied or uploaded, and after that was cut off; the volume is then created anew, in place.
+	Complete *bool
 	// Format of the image file.
 	Format *string
 	// Path of an image that is uploaded into the new volume, relative to the directory nodes.NAME.libvirt_images of converge.yaml, on the machine where converge runs. It has the format of the volume, may be smaller, and refers to no other files. Later it is compared as clone is, and the file is no longer needed.
@@ -31,6 +33,7 @@ func (s *Volume) Object() schema.Object {
 	object.Put(o, "backing", s.Backing)
 	o["capacity"] = s.Capacity
 	object.Put(o, "clone", s.Clone)
+	object.Put(o, "complete", s.Complete)
 	object.Put(o, "format", s.Format)
 	object.Put(o, "image", s.Image)
 	object.Put(o, "image_sha256", s.ImageSha256)
@@ -46,10 +49,11 @@ func (s *Volume) Read(o schema.Object) error {
 }
 
 func (s *Volume) read(r *object.Reader, o map[string]any) {
-	r.Only(o, "backing", "capacity", "clone", "format", "image", "image_sha256", "pool")
+	r.Only(o, "backing", "capacity", "clone", "complete", "format", "image", "image_sha256", "pool")
 	s.Backing = object.Optional[string](r, o, "backing")
 	s.Capacity = object.Value[int64](r, o, "capacity")
 	s.Clone = object.Optional[string](r, o, "clone")
+	s.Complete = object.Optional[bool](r, o, "complete")
 	s.Format = object.Optional[string](r, o, "format")
 	s.Image = object.Optional[string](r, o, "image")
 	s.ImageSha256 = object.Optional[string](r, o, "image_sha256")
