@@ -78,7 +78,7 @@ func (seeds) list(ctx context.Context, c conn, ids []string) ([]providers.Thing,
 // should fail.
 func listed(ctx context.Context, c conn, pool, name string) (image []byte, err error) {
 	err = moment.Do(ctx, func() (over bool, err error) {
-		image, err = c.download(ctx, pool, name, cidata.Size)
+		image, err = beginning(ctx, c, pool, name, cidata.Size)
 		a := (*answer)(nil)
 		if errors.As(err, &a) && a.class == providers.Absent {
 			image = nil
@@ -209,7 +209,7 @@ func (seeds) create(ch *change, want schema.Object) error {
 		if v.Capacity == nil || !isSeed(v.Name, v.Capacity.Value) {
 			return refuse(providers.Exists, "there is a volume %s, which is not a seed", ch.call.ID)
 		}
-		if before, err = ch.download(ch.ctx, s.Pool, name, cidata.Size); err != nil {
+		if before, err = beginning(ch.ctx, ch, s.Pool, name, cidata.Size); err != nil {
 			return err
 		}
 	}
@@ -233,7 +233,7 @@ func (seeds) update(ch *change, have providers.Thing, want schema.Object) error 
 	if err != nil {
 		return err
 	}
-	old, err := ch.download(ch.ctx, pool, name, cidata.Size)
+	old, err := beginning(ch.ctx, ch, pool, name, cidata.Size)
 	if err != nil {
 		return err
 	}
@@ -279,7 +279,7 @@ func (ch *change) fill(pool, name string, before, image []byte, mark byte) error
 	if err := ch.write(pool, name, cidata.Descriptor, image[cidata.Descriptor:cidata.DescriptorEnd]); err != nil {
 		return err
 	}
-	switch there, err := ch.download(ch.ctx, pool, name, cidata.Size); {
+	switch there, err := beginning(ch.ctx, ch, pool, name, cidata.Size); {
 	case err != nil:
 		return err
 	case !between(there, before, hollow, marked):

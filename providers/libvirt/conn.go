@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"bytes"
 	"context"
 	"io"
 
@@ -51,8 +52,8 @@ type conn interface {
 	// upload writes bytes that it reads into a volume, from an offset on. When libvirt answers with an error, or they cannot be read, a part
 	// may be written.
 	upload(ctx context.Context, pool, name string, offset, bytes uint64, r io.Reader) error
-	// download returns the first bytes of a volume, fewer when it is shorter.
-	download(ctx context.Context, pool, name string, bytes uint64) ([]byte, error)
+	// download writes the first bytes of a volume, fewer when it is shorter.
+	download(ctx context.Context, pool, name string, bytes uint64, w io.Writer) error
 
 	// power changes how a running domain runs; startPaused starts it.
 	power(ctx context.Context, domain string, how powerChange) error
@@ -145,3 +146,10 @@ type lost struct {
 
 func (l *lost) Error() string { return l.err.Error() }
 func (l *lost) Unwrap() error { return l.err }
+
+// beginning returns the first bytes of a volume, fewer when it is shorter.
+func beginning(ctx context.Context, c conn, pool, name string, size uint64) ([]byte, error) {
+	var b bytes.Buffer
+	err := c.download(ctx, pool, name, size, &b)
+	return b.Bytes(), err
+}

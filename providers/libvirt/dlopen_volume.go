@@ -215,28 +215,28 @@ func (l *library) upload(ctx context.Context, pool, name string, offset, bytes u
 	})
 }
 
-func (l *library) download(ctx context.Context, pool, name string, bytes uint64) ([]byte, error) {
-	found := make([]byte, 0, bytes+1) // room for a call that tells the end
-	err := l.streamed(ctx, pool, name, func(v *virt.StorageVol, s *virt.Stream) error {
+func (l *library) download(ctx context.Context, pool, name string, bytes uint64, w io.Writer) error {
+	return l.streamed(ctx, pool, name, func(v *virt.StorageVol, s *virt.Stream) error {
 		if err := v.Download(s, 0, bytes, 0); err != nil {
 			return err
 		}
-		for len(found) < cap(found) {
-			n, err := s.Recv(found[len(found):cap(found)])
+		buffer := make([]byte, min(bytes, packet)+1) // room for a call that tells the end
+		for {
+			n, err := s.Recv(buffer)
 			if errors.Is(err, io.EOF) {
 				return nil
+			}
+			if err == nil {
+				_, err = w.Write(buffer[:n])
 			}
 			if err != nil {
 				return err
 			}
-			found = found[:len(found)+n]
 		}
-		return nil
 	})
-	return found, err
 }
 
-// streamed makes a call about one volume that begins a transfer, and the transfer, which ends well only when libvirt confirms it.
+// streamed makes a call about one volume that begins a transfer, and the transfer. libvirt confirms one to a disk that is full.
 func (l *library) streamed(ctx context.Context, pool, name string, call func(v *virt.StorageVol, s *virt.Stream) error) error {
 	return l.withVolume(ctx, pool, name, func(v *virt.StorageVol) error {
 		s, err := l.c.NewStream(0)

@@ -115,7 +115,7 @@ func (domains) list(ctx context.Context, c conn, ids []string) ([]providers.Thin
 	})
 }
 
-// formats finds the volumes that disks get, which must exist, and what format they have.
+// formats finds the volumes that disks get, which must be complete, and what format they have.
 func (ch *change) formats(s *spec.Domain, known images) error {
 	var volumes []string
 	for _, d := range s.Disks {
@@ -132,9 +132,7 @@ func (ch *change) formats(s *spec.Domain, known images) error {
 		if err != nil {
 			return err
 		}
-		if known.formats[id] = v.Target.Format.Type; known.formats[id] == "iso" { // which QEMU reads like any raw image
-			known.formats[id] = "raw"
-		}
+		known.formats[id] = v.Target.Format.Type
 	}
 	return nil
 }

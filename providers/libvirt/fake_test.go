@@ -41,8 +41,7 @@ type fake struct {
 	cut int
 	// observing is called by each look at objects.
 	observing func(ctx context.Context)
-	unread    func() error    // what a download ends with before it begins; nil: nothing
-	reads     func(id string) // is called by each download before it begins; nil: nothing
+	unread    func() error // what a download ends with before it begins; nil: nothing
 }
 
 func newFake() *fake {
@@ -256,22 +255,20 @@ func (f *fake) notice(pool, name string) {
 	}
 }
 
-func (f *fake) download(_ context.Context, pool, name string, bytes uint64) ([]byte, error) {
+func (f *fake) download(_ context.Context, pool, name string, bytes uint64, w io.Writer) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.unread != nil {
 		if err := f.unread(); err != nil {
-			return []byte{}, err
+			return err
 		}
 	}
-	if f.reads != nil {
-		f.reads(pool + "/" + name)
-	}
 	if f.files[pool][name] == "" {
-		return nil, &answer{class: providers.Absent, err: errorText("no storage volume with that name")}
+		return &answer{class: providers.Absent, err: errorText("no storage volume with that name")}
 	}
 	data := f.data[pool+"/"+name]
-	return slices.Clone(data[:min(uint64(len(data)), bytes)]), nil
+	_, err := w.Write(data[:min(uint64(len(data)), bytes)])
+	return err
 }
 
 func (f *fake) resizeVolume(_ context.Context, pool, name string, bytes uint64) error {

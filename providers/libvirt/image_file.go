@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -42,7 +43,7 @@ func (ch *change) openImage(path, sum, format string, capacity int64) (_ *imageF
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, refuse(providers.Invalid, "the directory of images: %w", err)
+		return nil, refuse(providers.Invalid, "the directory of images of converge.yaml cannot be opened: %w", reason(err))
 	}
 	defer root.Close()
 	file, err := root.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would be waited for; links that lead out are refused
@@ -80,6 +81,14 @@ func (ch *change) openImage(path, sum, format string, capacity int64) (_ *imageF
 		return nil, refuse(providers.Invalid, "image %s: %w", path, err)
 	}
 	return i, r.verify()
+}
+
+// reason returns an error of a file without its path.
+func reason(err error) error {
+	if e := (*fs.PathError)(nil); errors.As(err, &e) {
+		return e.Err
+	}
+	return err
 }
 
 // contents returns a reader of the whole image.
@@ -151,9 +160,7 @@ func sizeOf(head []byte, length int64, format string) (int64, error) {
 			break
 		}
 	}
-	if is == "iso" { // a file system is like any other contents
-		is = "raw"
-	}
+	is = rawISO(is)
 	switch {
 	case is != format:
 		return 0, fmt.Errorf("its format is %s, and that of the volume is %s", is, format)

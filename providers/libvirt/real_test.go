@@ -467,7 +467,7 @@ func aSeed(n *node) {
 	n.must(n.delete("libvirt.cloudinit", id))
 	n.must(n.delete("libvirt.pool", "p"))
 
-	if short, err := n.c.download(n.Context(), "p", "none", 10); err == nil {
+	if short, err := beginning(n.Context(), n.c, "p", "none", 10); err == nil {
 		n.Errorf("a volume that does not exist has %q", short)
 	}
 }

@@ -28,6 +28,7 @@ type volumes struct{}
 // take long, also one whose answer was lost, and is not deleted meanwhile.
 func (volumes) traits(common providers.Traits) providers.Traits {
 	common.ID = "{pool}/{name}"
+	common.Serial = true // a few at a time, because copies take all that the disks can do
 	common.SetLast, common.ReadyWithin, common.GoneWithin = []string{"complete"}, longestFill, longestFill
 	common.UndoUpdate, common.UndoDelete = providers.NoUndo, providers.NoUndo
 	return common
@@ -47,7 +48,7 @@ func (volumes) list(ctx context.Context, c conn, ids []string) ([]providers.Thin
 	}); err != nil {
 		return nil, err
 	}
-	return marked(ctx, c, found, ids)
+	return marked(found, ids), nil
 }
 
 // eachVolume visits the volumes with the given ids, all when ids is nil. libvirt does not know what is in a pool that is stopped, and what
@@ -159,11 +160,8 @@ func (b backings) thing(ctx context.Context, pool string, v *libvirtxml.StorageV
 	status := spec.VolumeStatus{}
 	if v.Target != nil {
 		status.Path = optional(v.Target.Path)
-		if f := v.Target.Format; f != nil && f.Type == "iso" {
-			raw := "raw" // which a file system is like any other contents; libvirt only shows what it has noticed
-			s.Format = &raw
-		} else if f != nil {
-			s.Format = optional(f.Type)
+		if v.Target.Format != nil {
+			s.Format = optional(rawISO(v.Target.Format.Type))
 		}
 	}
 	if v.BackingStore != nil && v.BackingStore.Path != "" {
@@ -231,8 +229,8 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 		return nil, refuse(providers.Invalid, "capacity is negative")
 	case strings.HasSuffix(name, seedEnding):
 		return nil, refuse(providers.Invalid, "a volume whose name ends in %s is a seed, of the kind libvirt.cloudinit", seedEnding)
-	case strings.HasSuffix(name, markEnding):
-		return nil, refuse(providers.Invalid, "a volume whose name ends in %s marks another as incomplete", markEnding)
+	case isMark(name):
+		return nil, refuse(providers.Invalid, "a volume whose name ends in %s or %s marks another as incomplete", announcedEnding, begunEnding)
 	case format == "qcow2" && s.Capacity%granule != 0:
 		return nil, refuse(providers.Invalid, "the capacity of a qcow2 volume is a multiple of %d bytes, and %d is not", granule, s.Capacity)
 	case format != "qcow2" && s.Backing != nil:
@@ -251,13 +249,11 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 		Target:     &libvirtxml.StorageVolumeTarget{Format: &libvirtxml.StorageVolumeTargetFormat{Type: format}},
 	}
 	if s.Backing != nil {
-		backing, err := ch.origin(*s.Backing)
+		backing, err := ch.image(*s.Backing)
 		if err != nil {
 			return nil, err
 		}
-		path, _ := backing.Status["path"].(string)
-		format, _ := backing.Spec["format"].(string)
-		v.BackingStore = &libvirtxml.StorageVolumeBackingStore{Path: path, Format: &libvirtxml.StorageVolumeTargetFormat{Type: format}}
+		v.BackingStore = &libvirtxml.StorageVolumeBackingStore{Path: backing.Target.Path, Format: backing.Target.Format}
 	}
 	d := &draft{pool: s.Pool, name: name, spec: s}
 	var err error
@@ -277,8 +273,38 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 	return d, nil
 }
 
-// image returns the volume with an id, which must be an image file.
+// rawISO returns a format: iso is what libvirt calls raw images when it notices that they have a file system for CDs.
+func rawISO(format string) string {
+	if format == "iso" {
+		return "raw"
+	}
+	return format
+}
+
+func formatOf(s *spec.Volume) string { return or(s.Format, "qcow2") }
+
+// image returns the volume with an id, which must be a complete image file.
 func (ch *change) image(id string) (*libvirtxml.StorageVolume, error) {
+	v, err := ch.definitionOf(id)
+	if err != nil {
+		return nil, err
+	}
+	if v.Target == nil || v.Target.Path == "" || v.Target.Format == nil {
+		return nil, refuse(providers.Invalid, "volume %s is not an image file", id)
+	}
+	v.Target.Format.Type = rawISO(v.Target.Format.Type)
+	pool, name, _ := strings.Cut(id, "/")
+	switch marks, err := ch.volumes(ch.ctx, pool, []string{name + begunEnding}); {
+	case err != nil:
+		return nil, err
+	case len(marks) > 0:
+		return nil, refuseIncomplete(id)
+	}
+	return v, nil
+}
+
+// definitionOf returns the volume with an id.
+func (ch *change) definitionOf(id string) (*libvirtxml.StorageVolume, error) {
 	pool, name, _ := strings.Cut(id, "/")
 	xmls, err := ch.volumes(ch.ctx, pool, []string{name})
 	if err != nil {
@@ -287,14 +313,8 @@ func (ch *change) image(id string) (*libvirtxml.StorageVolume, error) {
 	if len(xmls) == 0 {
 		return nil, refuse(providers.Absent, "volume %s does not exist", id)
 	}
-	var v libvirtxml.StorageVolume
-	if err := v.Unmarshal(xmls[0]); err != nil {
-		return nil, err
-	}
-	if v.Target == nil || v.Target.Path == "" || v.Target.Format == nil {
-		return nil, refuse(providers.Invalid, "volume %s is not an image file", id)
-	}
-	return &v, nil
+	v := &libvirtxml.StorageVolume{}
+	return v, v.Unmarshal(xmls[0])
 }
 
 // update grows the volume. QEMU has the image of a running domain locked, and is asked to grow it itself, which the guest sees.
@@ -367,7 +387,7 @@ func (volumes) remove(ch *change, have providers.Thing) error {
 		return refuseUsed("volume %s %s", have.ID, by)
 	}
 	err = ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name) })
-	if err != nil || have.Detail != abandoned {
+	if err != nil || have.Detail != beside {
 		return err
 	}
 	return ch.unmark(pool, name)

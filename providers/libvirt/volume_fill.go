@@ -1,10 +1,14 @@
 package libvirt
 
 import (
+	"bytes"
+	"context"
+	"crypto/sha256"
 	"errors"
-	"fmt"
-	"hash/fnv"
+	"math"
+	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"libvirt.org/go/libvirtxml"
@@ -16,19 +20,6 @@ import (
 // longestFill is how long it may take to fill a volume.
 const longestFill = time.Hour
 
-// fills is how many volumes are filled at the same time. It leaves half of the places of the connection to others.
-const fills = maxCalls / 2
-
-// excludes lets no more than that be filled.
-func (volumes) excludes(c providers.Call) []string {
-	if c.Want["clone"] == nil && c.Want["image"] == nil || c.Have != nil && isComplete(c.Have) {
-		return nil
-	}
-	turn := fnv.New32a()
-	turn.Write([]byte(c.ID))
-	return []string{fmt.Sprintf("fill/%d", turn.Sum32()%fills)}
-}
-
 // filled reports whether a volume is made with contents.
 func (d *draft) filled() bool { return d.clone != nil || d.image != nil }
 
@@ -39,8 +30,8 @@ func (d *draft) close() {
 	}
 }
 
-// origin returns a volume that another one is made from, which must be complete.
-func (ch *change) origin(id string) (*providers.Thing, error) {
+// source returns the volume that is to be copied into one of some capacity.
+func (ch *change) source(id string, capacity int64) (*image, error) {
 	things, err := (volumes{}).list(ch.ctx, ch, []string{id})
 	switch {
 	case err != nil:
@@ -48,19 +39,9 @@ func (ch *change) origin(id string) (*providers.Thing, error) {
 	case len(things) == 0:
 		return nil, refuse(providers.Absent, "volume %s does not exist", id)
 	case !isComplete(things[0].Spec):
-		return nil, refuse(providers.Busy, "volume %s is incomplete: %s", id, incomplete)
-	case things[0].Status["path"] == nil || things[0].Spec["format"] == nil:
-		return nil, refuse(providers.Invalid, "volume %s is not an image file", id)
+		return nil, refuseIncomplete(id)
 	}
-	return &things[0], nil
-}
-
-// source returns the volume that is to be copied into one of some capacity.
-func (ch *change) source(id string, capacity int64) (*image, error) {
-	th, err := ch.origin(id)
-	if err != nil {
-		return nil, err
-	}
+	th := things[0]
 	format, _ := th.Spec["format"].(string)
 	size, _ := th.Spec["capacity"].(int64)
 	path, _ := th.Status["path"].(string)
@@ -75,17 +56,11 @@ func (ch *change) source(id string, capacity int64) (*image, error) {
 	}
 	pool, name, _ := strings.Cut(id, "/")
 	i := &image{pool, name, path}
-	uses, err := ch.uses(*i)
-	if err != nil {
+	if err := ch.still(i); err != nil {
 		return nil, err
 	}
-	for _, u := range uses {
-		if u.runs && u.device != "" { // what the guest writes during that would be in a part of the copy
-			return nil, refuseUsed("volume %s is %s, which is running, so it cannot be copied", id, u)
-		}
-	}
 	// Now that no guest writes to it.
-	head, err := ch.download(ch.ctx, pool, name, headBytes)
+	head, err := beginning(ch.ctx, ch, pool, name, headBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -95,23 +70,57 @@ func (ch *change) source(id string, capacity int64) (*image, error) {
 	return i, nil
 }
 
-// makeMarked makes a volume with contents. When libvirt refuses a part, nothing is left.
-func (ch *change) makeMarked(d *draft) error {
-	if err := ch.mark(d); err != nil {
+func refuseIncomplete(id string) error {
+	return refuse(providers.Busy, "volume %s is incomplete: %s", id, begun)
+}
+
+// still checks that no guest writes to a volume: a part of that would be in a part of a copy.
+func (ch *change) still(i *image) error {
+	uses, err := ch.uses(*i)
+	if err != nil {
 		return err
 	}
-	made, err := false, ch.note(d)
+	for _, u := range uses {
+		if u.runs && u.device != "" {
+			return refuseUsed("volume %s/%s is %s, which is running, so it cannot be copied", i.pool, i.volume, u)
+		}
+	}
+	return nil
+}
+
+// makeMarked makes a volume with contents. When libvirt refuses a part, nothing is left.
+func (ch *change) makeMarked(d *draft) error {
+	if err := ch.announce(d); err != nil {
+		return err
+	}
+	made := false
+	err := ch.absent(d)
+	if err == nil {
+		err = ch.begin(d)
+	}
 	if err == nil {
 		made, err = ch.finish(d)
 	}
+	if err == nil {
+		return ch.unmark(d.pool, d.name)
+	}
 	return ch.unfilled(err, func() error {
 		if made {
-			if err := ch.discard(d.pool, d.name, d.spec.Capacity); err != nil {
+			if err := ch.discard(d.pool, d.name, math.MaxInt64); err != nil {
 				return err
 			}
 		}
 		return ch.unmark(d.pool, d.name)
 	})
+}
+
+// absent refuses to make a volume where another client has made one since there was none.
+func (ch *change) absent(d *draft) error {
+	there, err := ch.volumes(ch.ctx, d.pool, []string{d.name})
+	if err == nil && len(there) > 0 {
+		err = refuse(providers.Exists, "volume %s/%s exists already", d.pool, d.name)
+	}
+	return err
 }
 
 // makeAgain makes an incomplete volume anew. When libvirt refuses a part, it is still incomplete.
@@ -122,35 +131,37 @@ func (ch *change) makeAgain(have providers.Thing, want schema.Object) error {
 	}
 	defer d.close()
 	if !d.filled() {
-		return refuse(providers.Invalid, "neither clone nor image says what volume %s is to be filled with", have.ID)
+		return refuse(providers.Invalid, "volume %s is incomplete, and neither clone nor image says with what it is to be filled", have.ID)
 	}
 	if err := ch.withdraw(have); err != nil {
 		return err
 	}
-	if err := ch.note(d); err != nil {
-		return err
-	}
-	_, err = ch.finish(d)
-	if a := (*answer)(nil); errors.As(err, &a) && a.class == providers.Exists { // it is another client's, whom the mark does not concern
-		if err := ch.unmark(d.pool, d.name); err != nil {
+	if have.Detail != begun {
+		if err := ch.begin(d); err != nil {
 			return err
 		}
 	}
-	return err
+	if _, err = ch.finish(d); err != nil {
+		return err
+	}
+	return ch.unmark(d.pool, d.name)
 }
 
-// withdraw deletes what was made of an incomplete volume. Its mark stays.
+// withdraw deletes what was made of an incomplete volume. Its marks stay.
 func (ch *change) withdraw(have providers.Thing) error {
-	capacity, noted := have.Spec["capacity"].(int64)
-	if !noted { // nothing was made
+	if have.Detail != begun {
 		return nil
+	}
+	capacity, ok := have.Spec["capacity"].(int64)
+	if !ok {
+		capacity = math.MaxInt64
 	}
 	pool, name, _ := strings.Cut(have.ID, "/")
 	return ch.discard(pool, name, capacity)
 }
 
-// finish makes a volume that has a mark, and takes that away once the volume is whole. It reports whether there is then something of it: what
-// libvirt refuses to create, it deletes itself, and it may also be somebody else's.
+// finish makes a volume that has its marks. It reports whether there is then something of it: what libvirt refuses to create, it deletes
+// itself, and it may also be another client's.
 func (ch *change) finish(d *draft) (made bool, err error) {
 	if d.clone == nil {
 		err = ch.do(func() error { return ch.createVolume(ch.ctx, d.pool, d.xml) })
@@ -161,27 +172,64 @@ func (ch *change) finish(d *draft) (made bool, err error) {
 		return false, err
 	}
 	if d.image != nil {
-		if err := ch.uploadImage(d); err != nil {
-			return true, err
-		}
+		err = ch.uploadImage(d)
+	} else {
+		err = ch.still(d.clone)
+	}
+	if err != nil {
+		return true, err
 	}
 	if err := ch.grow(d); err != nil {
 		return true, err
 	}
-	return true, ch.unmark(d.pool, d.name)
+	return true, ch.sync(d)
 }
 
-// uploadImage writes an image into a volume. What it writes is checked again, because the file may have changed since.
+// uploadImage writes an image into a volume. What it writes is checked again, because the file may have changed since; and what was written
+// is read, because libvirt confirms the end of an upload also when the disk was full.
 func (ch *change) uploadImage(d *draft) error {
 	r := d.image.contents(ch.ctx)
 	err := ch.do(func() error { return ch.upload(ch.ctx, d.pool, d.name, 0, uint64(d.image.bytes), r) })
 	switch {
+	case ch.ctx.Err() != nil:
+		return &lost{err: context.Cause(ch.ctx)}
 	case r.err != nil:
 		return refuse(providers.Invalid, "image %s: %w", d.image.path, r.err)
 	case err != nil:
 		return err
 	}
-	return r.verify()
+	if err := r.verify(); err != nil {
+		return err
+	}
+	there := sha256.New()
+	if err := ch.download(ch.ctx, d.pool, d.name, uint64(d.image.bytes), there); err != nil {
+		return err
+	}
+	if !bytes.Equal(there.Sum(nil), r.hash.Sum(nil)) {
+		return refuse(providers.Invalid, "volume %s/%s has other contents than were uploaded; is there room in its pool?", d.pool, d.name)
+	}
+	return nil
+}
+
+// sync waits until what was written into a volume is on the disk: its marks go next. On another node that is left to libvirt, which does not
+// wait for what it has uploaded.
+func (ch *change) sync(d *draft) error {
+	if !ch.host.here() {
+		return nil
+	}
+	v, err := ch.definitionOf(d.pool + "/" + d.name)
+	if err != nil || v.Target == nil {
+		return err
+	}
+	f, err := os.OpenFile(v.Target.Path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if err != nil { // libvirtd may have another view of the files of the node, or other rights
+		return nil
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		return refuse(providers.Invalid, "volume %s/%s cannot be written to the disk: %w", d.pool, d.name, err)
+	}
+	return nil
 }
 
 // grow gives a volume that was just filled its capacity.
@@ -192,7 +240,7 @@ func (ch *change) grow(d *draft) error {
 		}
 		return ch.do(func() error { return ch.resizeVolume(ch.ctx, d.pool, d.name, uint64(d.spec.Capacity)) })
 	}
-	v, err := ch.image(d.pool + "/" + d.name)
+	v, err := ch.definitionOf(d.pool + "/" + d.name)
 	if err != nil {
 		return err
 	}
@@ -209,8 +257,8 @@ func (ch *change) grow(d *draft) error {
 	return ch.do(func() error { return ch.resizeVolume(ch.ctx, d.pool, d.name, want) })
 }
 
-// discard deletes what there is of an incomplete volume, which has no more than a capacity, unless it is in use. libvirt refuses that only
-// while a copy to it is in progress, of a call whose answer was lost.
+// discard deletes what there is of an incomplete volume, unless it is in use, or cannot be of converge: it is larger than the volume is to
+// be, or based on another one. libvirt refuses that only while a copy to it is in progress, of a call whose answer was lost.
 func (ch *change) discard(pool, name string, capacity int64) error {
 	xmls, err := ch.volumes(ch.ctx, pool, []string{name})
 	if err != nil || len(xmls) == 0 {
@@ -224,9 +272,9 @@ func (ch *change) discard(pool, name string, capacity int64) error {
 	if v.Target != nil {
 		i.path = v.Target.Path
 	}
-	if v.Capacity != nil && v.Capacity.Value > uint64(capacity) {
-		return refuse(providers.Conflict, "volume %s/%s has %d bytes, more than the %d of the incomplete one, so another client has made it; if it has not, "+
-			"delete it (virsh vol-delete %s %s)", pool, name, v.Capacity.Value, capacity, name, pool)
+	if v.Capacity != nil && v.Capacity.Value > uint64(capacity) || v.BackingStore != nil && v.BackingStore.Path != "" {
+		return refuse(providers.Conflict, "volume %s/%s is not what converge was creating, so it is not deleted: another client has made it, or "+
+			"what it is copied from has grown. To go on, delete it (virsh vol-delete %s %s)", pool, name, name, pool)
 	}
 	switch by, err := ch.user(i); {
 	case err != nil:

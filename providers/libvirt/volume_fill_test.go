@@ -98,14 +98,17 @@ func newVolumeFake(t *testing.T) (*fake, *providers.Provider) {
 	return f, p
 }
 
-// mark marks a volume, with a text in the mark.
-func (f *fake) mark(id, text string) {
+// mark makes the marks of a volume of some capacity.
+func (f *fake) mark(t *testing.T, id string, capacity int, endings ...string) {
+	t.Helper()
 	pool, name, _ := strings.Cut(id, "/")
-	if f.files[pool] == nil {
-		f.files[pool] = map[string]string{}
+	for _, ending := range endings {
+		bytes := markBytes
+		if ending == announcedEnding {
+			bytes = capacity
+		}
+		mustDo(t, f.createVolume(t.Context(), pool, fmt.Sprintf("<volume type='file'><name>%s</name><capacity>%d</capacity><target><format type='raw'/></target></volume>", name+ending, bytes)))
 	}
-	f.files[pool][name+markEnding] = "<volume type='file'><name>" + name + markEnding + "</name><capacity>512</capacity></volume>"
-	f.data[id+markEnding] = append([]byte(text), make([]byte, markBytes-len(text))...)
 }
 
 func createVolume(t *testing.T, p *providers.Provider, id string, want schema.Object) error {
@@ -127,7 +130,7 @@ func lookVolume(t *testing.T, p *providers.Provider, id string) *providers.Thing
 	k := served(t, p, "libvirt.volume").Kind
 	got, err := k.Get(t.Context(), []string{id})
 	mustDo(t, err)
-	if mark, err := k.Get(t.Context(), []string{id + markEnding}); err != nil || len(mark) > 0 {
+	if mark, err := k.Get(t.Context(), []string{id + begunEnding, id + announcedEnding}); err != nil || len(mark) > 0 {
 		t.Errorf("a look at the mark shows %v (%v)", mark, err)
 	}
 	listed, err := providers.Collect(k.List(t.Context()))
@@ -137,7 +140,7 @@ func lookVolume(t *testing.T, p *providers.Provider, id string) *providers.Thing
 			if things[i].ID == id {
 				found[n] = &things[i]
 			}
-			if strings.HasSuffix(things[i].ID, markEnding) {
+			if isMark(things[i].ID) {
 				t.Errorf("the mark %s is observed as a volume", things[i].ID)
 			}
 		}
@@ -158,8 +161,8 @@ func wholeVolume(t *testing.T, f *fake, p *providers.Provider, id string, capaci
 	if is := string(bytes.TrimRight(f.data[id], "\x00")); is != contents || len(f.data[id]) != int(capacity) {
 		t.Errorf("the volume has %d bytes: %.50q, want %d: %.50q", len(f.data[id]), is, capacity, contents)
 	}
-	if f.data[id+markEnding] != nil {
-		t.Error("its mark is left")
+	if f.data[id+begunEnding] != nil || f.data[id+announcedEnding] != nil {
+		t.Error("a mark is left")
 	}
 }
 
@@ -181,15 +184,17 @@ func TestFillCut(t *testing.T) {
 	const id = "p/v"
 	for _, how := range []string{"clone", "image"} {
 		want := schema.Object{"pool": "p", "capacity": int64(8192), "format": "qcow2", "complete": true}
-		steps, contents := []string{"upload p/v" + markEnding, "create p/v", "resize p/v", "delete p/v" + markEnding}, "contents"
+		steps, contents := []string{"create p/v", "resize p/v", "delete p/v" + begunEnding, "delete p/v" + announcedEnding}, "contents"
 		if want["clone"] = "q/base"; how == "image" {
 			delete(want, "clone")
 			want["image"], contents = "disk.qcow2", qcow2Of(4096, nil)
-			steps = slices.Insert(steps, 2, "upload p/v")
+			steps = slices.Insert(steps, 1, "upload p/v")
 		}
 		for _, verb := range []string{"create", "complete"} {
-			first := map[string]string{"create": "create p/v" + markEnding, "complete": "delete p/v"}[verb]
-			calls := slices.Insert(slices.Clone(steps), 0, first)
+			calls := slices.Concat([]string{"create p/v" + announcedEnding, "create p/v" + begunEnding}, steps)
+			if verb == "complete" {
+				calls = slices.Concat([]string{"delete p/v"}, steps)
+			}
 			for n, at := range calls {
 				for _, end := range []string{"refused", "lost before", "lost after"} {
 					for _, back := range []bool{false, true} {
@@ -239,22 +244,32 @@ func TestFillCut(t *testing.T) {
 								t.Fatal("it did not fail")
 							}
 							th := lookVolume(t, p, id)
-							left, unknown := schema.Object{"pool": "p", "complete": false}, slices.Concat(origins, []string{"capacity", "format"})
-							if verb == "complete" || n > 1 || n == 1 && end == "lost after" { // the mark is written
-								left["capacity"], left["format"], unknown = int64(8192), "qcow2", origins
-							}
-							last := n == len(calls)-1 && end == "lost after"
+							left := schema.Object{"pool": "p", "complete": false, "capacity": int64(8192)}
+							last, past := at == calls[len(calls)-1], end == "lost after"
+							complete := last || at == calls[len(calls)-2] && past
 							switch {
-							case last:
+							case last && past:
 								wholeVolume(t, f, p, id, 8192, contents)
-							case verb == "create" && (end == "refused" || n == 0 && end == "lost before"):
-								if th != nil || f.data[id] != nil || f.data[id+markEnding] != nil {
-									t.Errorf("after %v there is %v, and data of %v", err, th, slices.Collect(maps.Keys(f.data)))
+							case complete:
+								if th == nil || th.Spec["complete"] != true || th.Detail != beside {
+									t.Errorf("after %v it is observed as %v", err, th)
+								}
+								if last && end == "refused" && providers.ClassOf(err) != providers.Unknown {
+									t.Errorf("it ended as %v", err)
+								}
+								mustDo(t, deleteVolume(t, p, id))
+								if len(f.files["p"]) > 0 {
+									t.Errorf("after the delete there are %v", f.files["p"])
+								}
+								return
+							case verb == "create" && (end == "refused" && !strings.HasPrefix(at, "delete") || n == 0 && end == "lost before"):
+								if th != nil || len(f.files["p"]) > 0 {
+									t.Errorf("after %v there is %v, and %v", err, th, f.files["p"])
 								}
 								if class := providers.ClassOf(err); end == "refused" && n > 0 && class != providers.Invalid {
 									t.Errorf("what was taken back ended as %s: %v", class, err)
 								}
-							case th == nil || !th.Spec.Equal(left) || !slices.Equal(th.Unfilled, unknown):
+							case th == nil || !th.Spec.Equal(left) || !slices.Equal(th.Unfilled, slices.Concat(origins, []string{"format"})):
 								t.Errorf("after %v it is observed as %v", err, th)
 							}
 							switch {
@@ -314,12 +329,12 @@ func TestCloneRefused(t *testing.T) {
 		"no pool":          {want: schema.Object{"clone": "none/base"}, class: providers.Absent, says: "volume none/base does not exist"},
 		"no id":            {want: schema.Object{"clone": "base"}, class: providers.Absent, says: "volume base does not exist"},
 		"itself":           {want: schema.Object{"clone": "p/v"}, class: providers.Absent, says: "volume p/v does not exist"},
-		"a mark":           {want: schema.Object{"clone": "q/base" + markEnding}, class: providers.Absent, says: "does not exist"},
+		"a mark":           {want: schema.Object{"clone": "q/base" + begunEnding}, class: providers.Absent, says: "does not exist"},
 		"smaller":          {want: schema.Object{"capacity": int64(2048)}, class: providers.Invalid, says: "too small for a copy of volume q/base, which has 4096"},
 		"with a backing":   {want: schema.Object{"backing": "q/base"}, class: providers.Invalid, says: "only one of backing, clone and image"},
 		"a disk that runs": {setup: running(""), class: providers.Invalid, says: "volume q/base is disk vda of domain vm, which is running"},
 		"incomplete": {setup: func(f *fake) {
-			f.mark("q/base", `{"capacity":4096,"format":"raw"}`)
+			f.mark(t, "q/base", 4096, announcedEnding, begunEnding)
 		}, class: providers.Busy, says: "volume q/base is incomplete"},
 		"another format": {setup: func(f *fake) {
 			f.files["q"]["base"] = strings.Replace(f.files["q"]["base"], `type="raw"`, `type="vmdk"`, 1)
@@ -337,7 +352,9 @@ func TestCloneRefused(t *testing.T) {
 		})
 	}
 	_, p := newVolumeFake(t)
-	expect(t, createVolume(t, p, "p/v"+markEnding, schema.Object{"pool": "p", "capacity": int64(4096)}), providers.Invalid, false, "marks another as incomplete")
+	for _, ending := range []string{announcedEnding, begunEnding} {
+		expect(t, createVolume(t, p, "p/v"+ending, schema.Object{"pool": "p", "capacity": int64(4096)}), providers.Invalid, false, "marks another as incomplete")
+	}
 }
 
 // TestIncompleteInUse: what somebody runs of an incomplete volume is not taken away, and one to which libvirt still copies is waited for.
@@ -345,7 +362,7 @@ func TestIncompleteInUse(t *testing.T) {
 	f, p := newVolumeFake(t)
 	want := schema.Object{"pool": "p", "capacity": int64(8192), "format": "raw", "clone": "q/base", "complete": true}
 	mustDo(t, createVolume(t, p, "p/v", want))
-	f.mark("p/v", `{"capacity":8192,"format":"raw"}`)
+	f.mark(t, "p/v", 8192, announcedEnding, begunEnding)
 	f.guests = []definition{{name: "vm", stored: "<domain><devices><disk type='file'><source file='/srv/p/v'/><target dev='vda'/></disk></devices></domain>"}}
 	for range 2 {
 		expect(t, deleteVolume(t, p, "p/v"), providers.Invalid, false, "p/v is incomplete, and is disk vda of domain vm")
@@ -524,71 +541,84 @@ func TestImageISO(t *testing.T) {
 	}
 }
 
-// TestMarkOfAnothers: what others have made under the name of a volume, while a create that was cut off had not begun with it, is theirs.
-func TestMarkOfAnothers(t *testing.T) {
+// TestMarkBesideAnothers: what others have made under the name of a volume, while a create that was cut off had not begun with it, is theirs.
+func TestMarkBesideAnothers(t *testing.T) {
 	f, p := newVolumeFake(t)
-	for _, left := range []string{"", `{"capacity":40`} { // the mark alone was made
-		f.mark("q/base", left)
-		if th := lookVolume(t, p, "q/base"); th == nil || th.Spec["complete"] != true || th.Spec["capacity"] != int64(4096) || th.Detail != abandoned {
-			t.Fatalf("it is observed as %v", th)
-		}
+	f.mark(t, "q/base", 8192, announcedEnding)
+	if th := lookVolume(t, p, "q/base"); th == nil || th.Spec["complete"] != true || th.Spec["capacity"] != int64(4096) || th.Detail != beside {
+		t.Fatalf("it is observed as %v", th)
 	}
 	mustDo(t, deleteVolume(t, p, "q/base"))
 	if len(f.files["q"]) > 0 {
 		t.Errorf("there are %v", f.files["q"])
 	}
 
-	f.mark("p/v", `{"capacity":4096,"format":"raw"}`) // and what is larger was not made by that create
-	mustDo(t, f.createVolume(t.Context(), "p", "<volume type='file'><name>v</name><capacity>8192</capacity><target><path>/srv/p/v</path><format type='raw'/></target></volume>"))
-	expect(t, deleteVolume(t, p, "p/v"), providers.Conflict, false, "another client has made it")
-
-	name := "name" + markEnding // a volume that is only called so
-	mustDo(t, f.createVolume(t.Context(), "q", "<volume type='file'><name>"+name+"</name><capacity>8192</capacity><target><path>/srv/q/x</path><format type='raw'/></target></volume>"))
-	things, err := providers.Collect(served(t, p, "libvirt.volume").Kind.List(t.Context()))
-	if err != nil || !slices.ContainsFunc(things, func(th providers.Thing) bool { return th.ID == "q/"+name && th.Spec["complete"] == true }) {
-		t.Errorf("there are %v (%v)", things, err)
+	// And what is larger, or based on another volume, was not made by that create.
+	f.mark(t, "p/v", 4096, announcedEnding, begunEnding)
+	for _, xml := range []string{"<capacity>8192</capacity>", "<capacity>4096</capacity><backingStore><path>/srv/x</path></backingStore>"} {
+		f.files["p"]["v"] = "<volume type='file'><name>v</name>" + xml + "<target><path>/srv/p/v</path><format type='qcow2'/></target></volume>"
+		expect(t, deleteVolume(t, p, "p/v"), providers.Conflict, false, "is not what converge was creating")
+		want := schema.Object{"pool": "p", "capacity": int64(4096), "format": "raw", "image": "disk.raw", "complete": true}
+		expect(t, updated(t, p, "libvirt.volume", "p/v", want), providers.Conflict, false, "is not what converge was creating")
 	}
 }
 
-// TestMarkGoes: a volume that is completed while it is looked at is complete.
-func TestMarkGoes(t *testing.T) {
+// TestMarkCutOff: a libvirtd that is killed while it makes the file of a mark leaves an empty one.
+func TestMarkCutOff(t *testing.T) {
 	f, p := newVolumeFake(t)
-	f.mark("q/base", `{"capacity":4096,"format":"raw"}`)
-	f.reads = func(id string) {
-		if id == "q/base"+markEnding {
-			delete(f.files["q"], "base"+markEnding)
+	f.mark(t, "p/v", 0, announcedEnding)
+	if th := lookVolume(t, p, "p/v"); th == nil || !th.Spec.Equal(schema.Object{"pool": "p", "complete": false}) || !slices.Contains(th.Unfilled, "capacity") {
+		t.Fatalf("it is observed as %v", th)
+	}
+	mustDo(t, deleteVolume(t, p, "p/v"))
+	if len(f.files["p"]) > 0 {
+		t.Errorf("there are %v", f.files["p"])
+	}
+}
+
+// TestUploadLost: libvirt confirms an upload of which it could not write the end.
+func TestUploadLost(t *testing.T) {
+	f, p := newVolumeFake(t)
+	f.cut = 3
+	expect(t, createVolume(t, p, "p/v", schema.Object{"pool": "p", "capacity": int64(4096), "format": "raw", "image": "disk.raw"}), providers.Invalid, false, "other contents than were uploaded")
+	if len(f.files["p"]) > 0 {
+		t.Errorf("there are %v", f.files["p"])
+	}
+}
+
+// TestCloneMeanwhile: a copy of a volume that a machine began to write to, or that grew, while it was copied is not kept.
+func TestCloneMeanwhile(t *testing.T) {
+	for says, change := range map[string]func(f *fake){
+		"disk vda of domain vm, which is running": func(f *fake) {
+			text := "<domain><name>vm</name><devices><disk type='volume'><source pool='q' volume='base'/><target dev='vda'/></disk></devices></domain>"
+			f.guests = []definition{{name: "vm", stored: text, running: text}}
+		},
+		"has 8192 bytes, more than the wanted 4096": func(f *fake) {
 			f.files["q"]["base"] = strings.Replace(f.files["q"]["base"], "4096", "8192", 1)
+		},
+	} {
+		f, p := newVolumeFake(t)
+		f.fail = func(call string) error {
+			if call == "create p/v"+begunEnding {
+				change(f)
+			}
+			return nil
 		}
-	}
-	if th := lookVolume(t, p, "q/base"); th == nil || th.Spec["complete"] != true || th.Spec["capacity"] != int64(8192) || th.Detail != "" {
-		t.Errorf("it is observed as %v", th)
+		err := createVolume(t, p, "p/v", schema.Object{"pool": "p", "capacity": int64(4096), "format": "qcow2", "clone": "q/base"})
+		if err == nil || !strings.Contains(err.Error(), says) || len(f.files["p"]) > 0 {
+			t.Errorf("it ended with %v, want %q, and there are %v", err, says, f.files["p"])
+		}
 	}
 }
 
-// TestBackingIncomplete: a volume is not based on one that is still filled.
-func TestBackingIncomplete(t *testing.T) {
+// TestIncompleteNotUsed: a volume is not based on one that is still filled, and no machine gets it.
+func TestIncompleteNotUsed(t *testing.T) {
 	f, p := newVolumeFake(t)
-	f.mark("q/base", `{"capacity":4096,"format":"raw"}`)
+	f.mark(t, "q/base", 4096, announcedEnding, begunEnding)
 	expect(t, createVolume(t, p, "p/v", schema.Object{"pool": "p", "capacity": int64(4096), "backing": "q/base"}), providers.Busy, false, "q/base is incomplete")
-}
-
-// TestFillsLeaveRoom: no more volumes are filled at the same time than leaves others their calls.
-func TestFillsLeaveRoom(t *testing.T) {
-	turns := map[string]bool{}
-	for i := range 100 {
-		c := calling("libvirt.volume", fmt.Sprintf("p/v%d", i))
-		c.Want = schema.Object{"clone": "q/base"}
-		for _, key := range (volumes{}).excludes(c) {
-			turns[key] = true
-		}
-		c.Have = schema.Object{"complete": true} // it is only grown
-		if keys := (volumes{}).excludes(c); keys != nil {
-			t.Errorf("a volume that is not filled waits for %q", keys)
-		}
-	}
-	if len(turns) != maxCalls/2 {
-		t.Errorf("%d volumes are filled at the same time", len(turns))
-	}
+	c := calling("libvirt.domain", "vm")
+	c.Want = schema.Object{"memory": int64(1 << 20), "vcpus": int64(1), "disks": []any{map[string]any{"target": "vda", "volume": "q/base"}}}
+	expect(t, served(t, p, "libvirt.domain").Kind.Create(t.Context(), c), providers.Busy, false, "q/base is incomplete")
 }
 
 // TestCloneLeadsOut: a header that a guest has written into its disk does not make libvirt copy a file of the node.

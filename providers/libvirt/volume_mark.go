@@ -1,9 +1,6 @@
 package libvirt
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
@@ -11,32 +8,32 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"converge.dev/converge/providers"
-	"converge.dev/converge/providers/libvirt/spec"
 	"converge.dev/converge/schema"
 )
 
 // A volume with contents takes several calls, or one that takes long, and a libvirtd that is killed during that leaves a file that it lists
-// afterwards like any other, with its full size. libvirt has no place for a note on a volume, and cannot rename one. So a second volume, the
-// mark, is made before anything else, then written, and deleted at the end. Until it is written nothing else was made: whatever has the name
-// then is another client's. From then on the volume that it names is incomplete, whatever is there of it. An update makes such a volume anew,
-// and a delete takes away both.
+// afterwards like any other, with its full size. libvirt has no place for a note on a volume, and cannot rename one. So two more volumes, its
+// marks, are made before it, and deleted after that, in the reverse order. The first has the capacity that the volume is to have; what has
+// the volume's name beside it alone is another client's. From the second on the volume is incomplete, whatever is there of it. An update makes
+// such a volume anew, and a delete takes away all three.
+//
+// The marks are empty files, because libvirt confirms what it writes into a volume before that is on the disk, and refuses to delete one that
+// somebody reads.
 
-// markEnding is what the names of marks end in, after the name of the volume.
-const markEnding = ".converge-incomplete"
+// What the names of marks end in, after the name of the volume.
+const (
+	announcedEnding = ".converge-incomplete"
+	begunEnding     = ".converge-begun"
+)
 
-// markBytes is the size of a mark.
+// markBytes is the size of a second mark.
 const markBytes = 512
 
-// A mark is what is written into one.
-type mark struct {
-	Capacity int64  `json:"capacity"` // that the volume is to have
-	Format   string `json:"format"`
-}
-
-// What is said of volumes with a mark.
+// What is said of volumes with marks.
 const (
-	incomplete = "copying or uploading its contents goes on, or was cut off"
-	abandoned  = "a create began beside it and was cut off; what that has left is deleted with it"
+	announced = "it is about to be filled, or that was cut off before it began"
+	begun     = "copying or uploading its contents goes on, or was cut off"
+	beside    = "converge was about to create a volume of this name; what it has left of that is deleted with this one"
 )
 
 // origins are the fields that say what a new volume is filled with. libvirt does not report them.
@@ -45,132 +42,102 @@ var origins = []string{"clone", "image", "image_sha256"}
 // isComplete reports whether a volume that was listed has all of its contents.
 func isComplete(spec schema.Object) bool { return spec["complete"] != false }
 
-// withMarks adds to the ids of volumes those of their marks, each after its volume: one that is found without its mark is complete.
+// isMark reports whether a volume with a name is a mark.
+func isMark(name string) bool {
+	return strings.HasSuffix(name, announcedEnding) || strings.HasSuffix(name, begunEnding)
+}
+
+// withMarks adds to the ids of volumes those of their marks, each after its volume: one that is found without them is complete. It may have
+// been smaller when it was found, which is no matter: what is planned from that is refused, because it has changed.
 func withMarks(ids []string) []string {
 	if ids == nil {
 		return nil
 	}
-	both := make([]string, 0, 2*len(ids))
+	all := make([]string, 0, 3*len(ids))
 	for _, id := range ids {
-		both = append(both, id, id+markEnding)
+		all = append(all, id, id+begunEnding, id+announcedEnding)
 	}
-	return both
+	return all
 }
 
 // marked replaces marks, and the volumes that they name, by incomplete volumes. It returns those with the given ids, all when ids is nil.
-func marked(ctx context.Context, c conn, found []providers.Thing, ids []string) ([]providers.Thing, error) {
-	said := map[string]*mark{} // by the id of the volume
-	var gone []string
+func marked(found []providers.Thing, ids []string) (all []providers.Thing) {
+	marks := map[string]*providers.Thing{} // by the id of the volume: as it is observed
+	of := func(id string) *providers.Thing {
+		if marks[id] == nil {
+			pool, name, _ := strings.Cut(id, "/")
+			marks[id] = &providers.Thing{
+				ID: id, Name: name, Spec: schema.Object{"pool": pool, "complete": false}, Unfilled: slices.Concat(origins, []string{"capacity", "format"}),
+				Phase: providers.Ready, Detail: announced,
+			}
+		}
+		return marks[id]
+	}
 	for _, th := range found {
-		id, ok := markOf(&th)
-		if !ok {
-			continue
-		}
-		m, err := readMark(ctx, c, th.ID)
-		if err != nil {
-			return nil, err
-		}
-		if said[id] = m; m == nil {
-			gone = append(gone, id)
+		if id, is := strings.CutSuffix(th.ID, begunEnding); is {
+			of(id).Detail = begun
+		} else if id, is := strings.CutSuffix(th.ID, announcedEnding); is && th.Spec["capacity"] != int64(0) { // it was not even made
+			of(id).Spec["capacity"], of(id).Unfilled = th.Spec["capacity"], slices.Concat(origins, []string{"format"})
+		} else if is {
+			of(id)
 		}
 	}
-	var all []providers.Thing
 	for _, th := range found {
-		if _, is := markOf(&th); is {
+		if isMark(th.Name) {
 			continue
 		}
-		switch m, has := said[th.ID]; {
-		case !has:
-		case m == nil || m.Format != "": // what was read may be older than the mark, or is a part
+		switch m := marks[th.ID]; {
+		case m == nil:
+		case m.Detail == begun:
 			continue
 		default:
-			th.Detail = abandoned
-			delete(said, th.ID)
+			th.Detail = beside
+			delete(marks, th.ID)
 		}
 		all = append(all, th)
 	}
-	for id, m := range said {
-		if m != nil {
-			all = append(all, m.volume(id))
-		}
+	for _, m := range marks {
+		all = append(all, *m)
 	}
-	if len(gone) > 0 { // meanwhile
-		again, err := (volumes{}).list(ctx, c, gone)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, again...)
-	}
-	return slices.DeleteFunc(all, func(th providers.Thing) bool { return ids != nil && !slices.Contains(ids, th.ID) }), nil
+	return slices.DeleteFunc(all, func(th providers.Thing) bool { return ids != nil && !slices.Contains(ids, th.ID) })
 }
 
-// markOf returns the id of the volume that a volume marks, if it is a mark.
-func markOf(th *providers.Thing) (id string, is bool) {
-	id, ok := strings.CutSuffix(th.ID, markEnding)
-	return id, ok && !strings.HasSuffix(id, "/") && th.Spec["capacity"] == int64(markBytes)
+// announce makes the first mark of a volume.
+func (ch *change) announce(d *draft) error {
+	return ch.makeMark(d.pool, d.name+announcedEnding, uint64(d.spec.Capacity))
 }
 
-// volume returns the incomplete volume that a mark stands for.
-func (m *mark) volume(id string) providers.Thing {
-	pool, name, _ := strings.Cut(id, "/")
-	th := providers.Thing{
-		ID: id, Name: name, Spec: schema.Object{"pool": pool, "complete": false}, Unfilled: origins, Phase: providers.Ready, Detail: incomplete,
-	}
-	if m.Format == "" {
-		th.Unfilled = slices.Concat(origins, []string{"capacity", "format"})
-		return th
-	}
-	th.Spec["capacity"], th.Spec["format"] = m.Capacity, m.Format
-	return th
-}
+// begin makes the second mark of a volume.
+func (ch *change) begin(d *draft) error { return ch.makeMark(d.pool, d.name+begunEnding, markBytes) }
 
-// readMark reads what is in a mark, which is zero when nothing was written into it; nil when the mark is gone.
-func readMark(ctx context.Context, c conn, id string) (*mark, error) {
-	pool, name, _ := strings.Cut(id, "/")
-	text, err := c.download(ctx, pool, name, markBytes)
-	if errors.As(err, new(*answer)) {
-		if there, err := c.volumes(ctx, pool, []string{name}); err != nil || len(there) == 0 {
-			return nil, err
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	m := &mark{}
-	_ = json.Unmarshal(bytes.TrimRight(text, "\x00"), m) // a part of one is nothing
-	if m.Capacity <= 0 || m.Format == "" {
-		return &mark{}, nil
-	}
-	return m, nil
-}
-
-// mark marks a volume before it is made.
-func (ch *change) mark(d *draft) error {
+func (ch *change) makeMark(pool, name string, capacity uint64) error {
 	m := libvirtxml.StorageVolume{
-		Type: "file", Name: d.name + markEnding,
+		Type: "file", Name: name,
 		Allocation: &libvirtxml.StorageVolumeSize{Unit: "bytes"},
-		Capacity:   &libvirtxml.StorageVolumeSize{Unit: "bytes", Value: markBytes},
+		Capacity:   &libvirtxml.StorageVolumeSize{Unit: "bytes", Value: capacity},
 		Target:     &libvirtxml.StorageVolumeTarget{Format: &libvirtxml.StorageVolumeTargetFormat{Type: "raw"}},
 	}
 	xml, err := m.Marshal()
 	if err != nil {
 		return refuse(providers.Invalid, "it cannot be written as XML: %w", err)
 	}
-	return ch.do(func() error { return ch.createVolume(ch.ctx, d.pool, xml) })
+	return ch.do(func() error { return ch.createVolume(ch.ctx, pool, xml) })
 }
 
-// note writes into a mark what its volume is to be.
-func (ch *change) note(d *draft) error {
-	text, err := json.Marshal(mark{Capacity: d.spec.Capacity, Format: formatOf(&d.spec)})
-	if err != nil {
-		return err
-	}
-	return ch.write(d.pool, d.name+markEnding, 0, append(text, make([]byte, markBytes-len(text))...))
-}
-
-// unmark deletes the mark of a volume.
+// unmark deletes the marks of a volume.
 func (ch *change) unmark(pool, name string) error {
-	return ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name+markEnding) })
+	for _, ending := range []string{begunEnding, announcedEnding} {
+		err := ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name+ending) })
+		a := (*answer)(nil)
+		switch {
+		case errors.As(err, &a) && a.class == providers.Absent:
+			continue
+		case errors.As(err, &a) && a.class == providers.Invalid:
+			a.class = providers.Busy
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
-
-func formatOf(s *spec.Volume) string { return or(s.Format, "qcow2") }

@@ -35,7 +35,7 @@ func aCopy(n *node) {
 	n.unchanged(func() {
 		n.fails(n.create("libvirt.volume", "p/v", schema.Object{"pool": "p", "capacity": int64(8 << 20), "clone": "q/above"}), providers.Invalid, "is based on q/raw")
 	})
-	if files := n.host.Sh(n, "ls "+n.dir+"/p | grep incomplete || true"); files != "" {
+	if files := n.host.Sh(n, "ls "+n.dir+"/p | grep converge || true"); files != "" {
 		n.Errorf("there are marks left: %s", files)
 	}
 	for _, name := range []string{"q/above", "q/qcow2", "q/raw"} {
@@ -100,6 +100,16 @@ for f in qcow qed vmdk vdi vpc; do qemu-img create -q -f $f other.$f 8M; done`)
 			n.fails(n.create("libvirt.volume", "p/v", schema.Object{"pool": "p", "capacity": int64(8 << 20), "format": "raw", "image": name}), providers.Invalid, "that of the volume is raw")
 		}
 	})
+
+	// libvirt confirms an upload of which the end did not fit on the disk.
+	n.host.Sh(n, "mkdir "+n.dir+"/full && mount -t tmpfs -o size=2m none "+n.dir+"/full && head -c 2100K /dev/urandom >"+dir+"/large.raw")
+	defer n.host.Sh(n, "umount "+n.dir+"/full")
+	n.must(n.create("libvirt.pool", "full", schema.Object{"path": n.dir + "/full"}))
+	n.fails(n.create("libvirt.volume", "full/v", schema.Object{"pool": "full", "capacity": int64(4 << 20), "format": "raw", "image": "large.raw"}), providers.Invalid, "")
+	if files := n.host.Sh(n, "ls -A "+n.dir+"/full"); files != "" {
+		n.Errorf("there are files left: %s", files)
+	}
+	n.must(n.delete("libvirt.pool", "full"))
 
 	// What a guest writes into its raw disk does not make a copy of another file.
 	n.must(n.create("libvirt.volume", "p/guest", schema.Object{"pool": "p", "capacity": int64(8 << 20), "format": "raw"}))

@@ -3,6 +3,7 @@ package rules
 import (
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // The kinds of libvirt that rules refer to.
@@ -71,6 +72,14 @@ func checkContents(_ *Site, r *Resource, p *reporter) {
 	}
 	if textOf(r.Spec, "image_sha256") != "" && textOf(r.Spec, "image") == "" {
 		p.report(r, []string{"image_sha256"}, "There is no image to compare with. Set image, or remove image_sha256.")
+	}
+	for _, ending := range []string{".converge-incomplete", ".converge-begun"} {
+		if strings.HasSuffix(r.Ref.Name, ending) {
+			p.report(r, nil, "A volume whose name ends in %q marks another one as incomplete. Choose another name.", ending)
+		}
+	}
+	if ignores(r, "complete") {
+		p.report(r, []string{"lifecycle", "ignore"}, "An incomplete volume would be used as it is. Remove \"complete\" from the list.")
 	}
 	const granule = 1024 // in which libvirt gives the size of a qcow2 image
 	switch capacity := intOf(r.Spec, "capacity"); {
