@@ -105,6 +105,7 @@ type Thing struct {
 	Phase   Phase
 	Detail  string // why it is not ready, or what is wrong although it is, for people
 	Derived bool   // made by the far side itself as a part of something else, and created and deleted with that
+	Passing string // why it is somebody else's for as long as that lasts, such as the port of a running machine, so that an import leaves it out
 
 	// Unfilled names the fields of the spec that this far side does not report, for example because of its version. They
 	// are absent from Spec, and unknown: no difference, no replacement, no drift.

@@ -151,8 +151,19 @@ func things(ctx context.Context, c conn, o object, names []string, translate fun
 			return nil, fmt.Errorf("the definition of %s: %w", d.name, err)
 		}
 		if th != nil {
+			if th.Mark.IsZero() {
+				th.Passing = passing(d)
+			}
 			found = append(found, *th)
 		}
 	}
 	return found, nil
+}
+
+// passing returns why an object, or what belongs to it, does not stay; empty when it does.
+func passing(d definition) string {
+	if d.transient {
+		return "it is not stored, so it ends with its run"
+	}
+	return ""
 }

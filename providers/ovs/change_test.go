@@ -156,7 +156,10 @@ func TestForeignPortsSurvive(t *testing.T) {
 		if got := n.list("ovs.port"); !slices.Equal(got, []string{"mystery", "vnet0"}) {
 			t.Fatalf("observed ports %q; want the foreign ones, and not the local port of the bridge", got)
 		}
-		if th := n.look("ovs.port", "vnet0"); !th.Mark.IsZero() || th.Phase != providers.Ready {
+		if th := n.look("ovs.port", "vnet0"); !th.Mark.IsZero() || th.Phase != providers.Ready || th.Passing == "" {
+			t.Errorf("the port of a machine is observed as %+v", th)
+		}
+		if th := n.look("ovs.port", "mystery"); th.Passing != "" {
 			t.Errorf("a foreign port is observed as %+v", th)
 		}
 		n.unchanged(func() {

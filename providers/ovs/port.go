@@ -83,6 +83,9 @@ func (ports) list(v *view) ([]observed, error) {
 				o.QoS = &id
 			}
 			s := observed{Thing: providers.Thing{ID: p.Name, Name: p.Name, Mark: mark}, rows: []string{b.UUID, p.UUID}}
+			if mark.IsZero() && ofMachine(p, v.interfacesOf(p)) {
+				s.Passing = machines
+			}
 			if i := v.interfaceOf(p); i != nil {
 				o.Interface, status.Ofport = shownInterface(i), wide(i.Ofport)
 				s.Phase, s.Detail = phaseOf(i)
@@ -137,7 +140,7 @@ func (ports) update(v *view, c *change, name string, want schema.Object, mark pr
 	have := v.port(name)
 	had := v.interfacesOf(have)
 	if have.ExternalIDs[providers.MarkKey] == "" && ofMachine(have, had) {
-		return refuse(providers.Denied, "port %s belongs to a virtual machine", name)
+		return refuse(providers.Denied, "port %s: %s", name, machines)
 	}
 	p, interfaces, s, err := wantedPort(name, want, mark, had)
 	if err != nil {
@@ -188,6 +191,9 @@ func (c *change) join(interfaces, had map[string]*vswitch.Interface) {
 		}
 	}
 }
+
+// machines is why a port, a queue or a qos that libvirt made for a virtual machine is never taken over.
+const machines = "it belongs to a virtual machine"
 
 // ofMachine reports whether libvirt added a port for a virtual machine.
 func ofMachine(p *vswitch.Port, interfaces map[string]*vswitch.Interface) bool {

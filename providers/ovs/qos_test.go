@@ -132,6 +132,9 @@ func TestForeignQoSSurvives(t *testing.T) {
 				}
 				n.fails(n.create(kind, "twice", spec), providers.Exists, "is taken by another")
 				n.fails(n.update(kind, ids[0], nil), providers.Denied, "virtual machine")
+				if n.look(kind, ids[0]).Passing == "" || n.look(kind, ids[1]).Passing != "" {
+					t.Errorf("%s of a machine, and of others, are observed as %+v and %+v", kind, n.look(kind, ids[0]), n.look(kind, ids[1]))
+				}
 			}
 			n.fails(n.update("ovs.port", "vnet0", schema.Object{"qos": "uplink"}), providers.Denied, "virtual machine")
 		})

@@ -32,7 +32,7 @@ func (queues) list(v *view) ([]observed, error) {
 		rest, name, mark := shown(q)
 		s := spec.Queue{DSCP: wide(q.DSCP), ExternalIDs: rest, OtherConfig: filled(q.OtherConfig)}
 		seen = append(seen, observed{
-			Thing: providers.Thing{ID: ids[q.UUID], Name: name, Mark: mark, Spec: s.Object(), Phase: providers.Ready},
+			Thing: providers.Thing{ID: ids[q.UUID], Name: name, Mark: mark, Spec: s.Object(), Phase: providers.Ready, Passing: passing(q)},
 			rows:  []string{q.UUID},
 		})
 	}
@@ -82,10 +82,18 @@ func (queues) remove(_ context.Context, v *view, c *change, name string) error {
 	return nil
 }
 
+// passing returns why a row is not to be taken over; empty when it may be.
+func passing[R nameless](r *R) string {
+	if _, ids := labels(r); ids[providers.MarkKey] == "" && ids["vm-id"] != "" {
+		return machines
+	}
+	return ""
+}
+
 // notOfMachine refuses to take over a row that libvirt made for a virtual machine.
 func notOfMachine[R nameless](r *R) error {
-	if uuid, ids := labels(r); ids[providers.MarkKey] == "" && ids["vm-id"] != "" {
-		return refuse(providers.Denied, "%s belongs to a virtual machine", uuid)
+	if uuid, _ := labels(r); passing(r) != "" {
+		return refuse(providers.Denied, "%s: %s", uuid, passing(r))
 	}
 	return nil
 }

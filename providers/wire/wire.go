@@ -72,7 +72,7 @@ func encodeThing(th *providers.Thing) (*wirepb.Thing, error) {
 	}
 	return &wirepb.Thing{
 		Id: th.ID, Name: th.Name, Mark: encodeMark(th.Mark), Version: th.Version, Spec: spec, Status: state,
-		Phase: string(th.Phase), Detail: strings.ToValidUTF8(th.Detail, "�"), Derived: th.Derived, Unfilled: th.Unfilled,
+		Phase: string(th.Phase), Detail: strings.ToValidUTF8(th.Detail, "�"), Derived: th.Derived, Passing: th.Passing, Unfilled: th.Unfilled,
 	}, nil
 }
 
@@ -85,7 +85,7 @@ func decodeThing(th *wirepb.Thing) (providers.Thing, error) {
 	}
 	return providers.Thing{
 		ID: th.GetId(), Name: th.GetName(), Mark: mark, Version: th.GetVersion(), Spec: spec, Status: state,
-		Phase: providers.Phase(th.GetPhase()), Detail: th.GetDetail(), Derived: th.GetDerived(), Unfilled: th.GetUnfilled(),
+		Phase: providers.Phase(th.GetPhase()), Detail: th.GetDetail(), Derived: th.GetDerived(), Passing: th.GetPassing(), Unfilled: th.GetUnfilled(),
 	}, nil
 }
 

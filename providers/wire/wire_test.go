@@ -66,7 +66,7 @@ func things(n int) []providers.Thing {
 		all[i] = providers.Thing{
 			ID: fmt.Sprint("id-", i), Name: "name", Mark: providers.Mark{Site: "s", Ref: ref, Incarnation: i + 1}, Version: "v",
 			Spec:   schema.Object{"int": int64(1) << 60, "float": 1.5, "none": nil, "list": []any{"a", true, map[string]any{}}, "no": []any{}},
-			Status: schema.Object{}, Phase: providers.Pending, Detail: "it waits", Derived: i%2 == 0, Unfilled: []string{"x"},
+			Status: schema.Object{}, Phase: providers.Pending, Detail: "it waits", Derived: i%2 == 0, Passing: "it goes", Unfilled: []string{"x"},
 		}
 	}
 	return all

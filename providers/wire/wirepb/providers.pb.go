@@ -666,6 +666,7 @@ type Thing struct {
 	Detail        string                 `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
 	Derived       bool                   `protobuf:"varint,9,opt,name=derived,proto3" json:"derived,omitempty"`
 	Unfilled      []string               `protobuf:"bytes,10,rep,name=unfilled,proto3" json:"unfilled,omitempty"`
+	Passing       string                 `protobuf:"bytes,11,opt,name=passing,proto3" json:"passing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -768,6 +769,13 @@ func (x *Thing) GetUnfilled() []string {
 		return x.Unfilled
 	}
 	return nil
+}
+
+func (x *Thing) GetPassing() string {
+	if x != nil {
+		return x.Passing
+	}
+	return ""
 }
 
 type CallRequest struct {
@@ -1620,7 +1628,7 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\x04Mark\x12\x12\n" +
 	"\x04site\x18\x01 \x01(\tR\x04site\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x03R\vincarnation\"\x86\x02\n" +
+	"\vincarnation\x18\x03 \x01(\x03R\vincarnation\"\xa0\x02\n" +
 	"\x05Thing\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12/\n" +
@@ -1632,7 +1640,8 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\x06detail\x18\b \x01(\tR\x06detail\x12\x18\n" +
 	"\aderived\x18\t \x01(\bR\aderived\x12\x1a\n" +
 	"\bunfilled\x18\n" +
-	" \x03(\tR\bunfilled\"\xde\x01\n" +
+	" \x03(\tR\bunfilled\x12\x18\n" +
+	"\apassing\x18\v \x01(\tR\apassing\"\xde\x01\n" +
 	"\vCallRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
