@@ -20,7 +20,7 @@ type dhcpHosts struct{}
 // traits: libvirt refuses a second reservation of a network for a MAC address or for an address.
 func (dhcpHosts) traits(common providers.Traits) providers.Traits {
 	common.ID, common.Serial = "{network}/{name}", true
-	common.SetLast = []string{"in_effect"}
+	common.SetLast, common.SelfChanging = []string{"in_effect"}, []string{"in_effect"} // whoever restarts the network
 	common.Exclusive = []providers.Exclusive{{Field: "mac", Within: "network"}, {Field: "ip", Within: "network"}}
 	return common
 }
@@ -126,7 +126,7 @@ func (dhcpHosts) list(ctx context.Context, c conn, ids []string) ([]providers.Th
 			h := r.of()
 			same := r.stored != nil && (d.running == "" || r.running != nil && sameHost(r.stored, r.running))
 			s := spec.DHCPHost{InEffect: &same, IP: h.IP, MAC: strings.ToLower(h.MAC), Network: d.name}
-			found = append(found, providers.Thing{ID: id, Name: key, Spec: s.Object(), Phase: providers.Ready})
+			found = append(found, providers.Thing{ID: id, Name: key, Spec: s.Object(), Phase: providers.Ready, Passing: passing(d)})
 		}
 	}
 	return found, nil

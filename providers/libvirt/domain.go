@@ -109,7 +109,8 @@ func (domains) list(ctx context.Context, c conn, ids []string) ([]providers.Thin
 			th.Detail = "the machine has crashed"
 		}
 		s, state := m.spec, m.state()
-		s.State, s.Autostart, s.InEffect, s.StopTimeout, s.UUID = &state, &d.autostart, &same, m.note.StopTimeout, optional(m.parsed.UUID)
+		timeout := or(m.note.StopTimeout, defaultStop)
+		s.State, s.Autostart, s.InEffect, s.StopTimeout, s.UUID = &state, &d.autostart, &same, &timeout, optional(m.parsed.UUID)
 		th.Spec = s.Object()
 		return th, nil
 	})
@@ -192,9 +193,13 @@ func (domains) create(ch *change, want schema.Object) error {
 // devices that it gets while it runs.
 const sparePorts = 5
 
-// noted returns the note that a domain gets.
+// noted returns the note that a domain gets. The default is not noted, so that a domain that is given up is as it was.
 func (ch *change) noted(s *spec.Domain) note {
-	return note{Mark: ch.call.Mark.String(), StopTimeout: s.StopTimeout}
+	n := note{Mark: ch.call.Mark.String(), StopTimeout: s.StopTimeout}
+	if or(n.StopTimeout, defaultStop) == defaultStop {
+		n.StopTimeout = nil
+	}
+	return n
 }
 
 // defaultStop is the stop_timeout of a machine that has none noted, in seconds.

@@ -110,17 +110,44 @@ func describeMemory(d *libvirtxml.Domain, was, s *spec.Domain) error {
 	return nil
 }
 
+// inPlace returns the devices that a definition gets, in the order that it has: those of have that no spec describes, which have no
+// key, the wanted ones in the places that they have, and then the new ones.
+func inPlace[D any](have, want []D, key func(*D) string) []D {
+	var all []D
+	placed := map[string]bool{}
+	for i := range have {
+		k := key(&have[i])
+		if k == "" {
+			all = append(all, have[i])
+		} else if at := slices.IndexFunc(want, func(d D) bool { return key(&d) == k }); at >= 0 && !placed[k] {
+			all, placed[k] = append(all, want[at]), true
+		}
+	}
+	for i := range want {
+		if !placed[key(&want[i])] {
+			all = append(all, want[i])
+		}
+	}
+	return all
+}
+
+// describedDisk returns the target of a disk or a CD-ROM drive; empty for a device of another sort.
+func describedDisk(d *libvirtxml.DomainDisk) string {
+	if d.Target == nil || !slices.Contains([]string{"disk", "cdrom", ""}, d.Device) {
+		return ""
+	}
+	return d.Target.Dev
+}
+
 // describeDisks keeps the devices that are neither disks nor CD-ROM drives.
 func describeDisks(d *libvirtxml.Domain, s *spec.Domain, known images) error {
 	have := map[string]libvirtxml.DomainDisk{} // by target
-	var disks []libvirtxml.DomainDisk
 	for _, disk := range d.Devices.Disks {
-		if disk.Target != nil && slices.Contains([]string{"disk", "cdrom", ""}, disk.Device) {
-			have[disk.Target.Dev] = disk
-		} else {
-			disks = append(disks, disk)
+		if target := describedDisk(&disk); target != "" {
+			have[target] = disk
 		}
 	}
+	var disks []libvirtxml.DomainDisk
 	add := func(target, device, volume string, bus *string, order int64, readOnly bool) error {
 		disk, ok := have[target]
 		if ok && cmp.Or(disk.Device, "disk") != device {
@@ -162,7 +189,7 @@ func describeDisks(d *libvirtxml.Domain, s *spec.Domain, known images) error {
 			return err
 		}
 	}
-	d.Devices.Disks = disks
+	d.Devices.Disks = inPlace(d.Devices.Disks, disks, describedDisk)
 	return nil
 }
 
@@ -198,14 +225,10 @@ func ordered(have *libvirtxml.DomainDeviceBoot, order int64) *libvirtxml.DomainD
 
 func describeInterfaces(d *libvirtxml.Domain, want []spec.DomainInterface) error {
 	have := map[string]libvirtxml.DomainInterface{} // by MAC address
-	var all []libvirtxml.DomainInterface
 	for _, i := range d.Devices.Interfaces {
-		if mac := describedInterface(&i).MAC; mac != "" {
-			have[mac] = i
-		} else {
-			all = append(all, i)
-		}
+		have[macOf(&i)] = i
 	}
+	var all []libvirtxml.DomainInterface
 	for _, w := range want {
 		i, ok := have[w.MAC]
 		if !ok {
@@ -232,9 +255,12 @@ func describeInterfaces(d *libvirtxml.Domain, want []spec.DomainInterface) error
 		i.Boot = ordered(i.Boot, w.BootOrder)
 		all = append(all, i)
 	}
-	d.Devices.Interfaces = all
+	d.Devices.Interfaces = inPlace(d.Devices.Interfaces, all, macOf)
 	return nil
 }
+
+// macOf returns the MAC address of an interface, by which a spec describes it.
+func macOf(i *libvirtxml.DomainInterface) string { return describedInterface(i).MAC }
 
 // attachedAlike reports whether two interfaces are attached to the same in the same way.
 func attachedAlike(a, b spec.DomainInterface) bool {
@@ -284,14 +310,10 @@ func attach(i *libvirtxml.DomainInterface, w spec.DomainInterface) error {
 
 func describeHostdevs(d *libvirtxml.Domain, want []spec.Hostdev) {
 	have := map[string]libvirtxml.DomainHostdev{} // by address
-	var all []libvirtxml.DomainHostdev
 	for _, h := range d.Devices.Hostdevs {
-		if address := functionOf(&h); address != "" {
-			have[address] = h
-		} else {
-			all = append(all, h)
-		}
+		have[functionOf(&h)] = h
 	}
+	var all []libvirtxml.DomainHostdev
 	for _, w := range want {
 		h, ok := have[w.Address]
 		if !ok {
@@ -302,7 +324,7 @@ func describeHostdevs(d *libvirtxml.Domain, want []spec.Hostdev) {
 		h.Boot = ordered(h.Boot, w.BootOrder)
 		all = append(all, h)
 	}
-	d.Devices.Hostdevs = all
+	d.Devices.Hostdevs = inPlace(d.Devices.Hostdevs, all, functionOf)
 }
 
 // addressOfFunction reads an address such as 0000:3b:00.0.

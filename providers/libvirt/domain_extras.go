@@ -67,6 +67,9 @@ func domainContents(definition string, known images) (all, extras map[string]int
 	s.Disks = slices.DeleteFunc(s.Disks, func(d spec.Disk) bool { return d.Volume == "" || d.Volume[0] == '/' })
 	s.Cdroms = slices.DeleteFunc(s.Cdroms, func(d spec.CDROM) bool { return strings.HasPrefix(d.Volume, "/") })
 	s.Interfaces = slices.DeleteFunc(s.Interfaces, func(i spec.DomainInterface) bool { return i.Network+i.Bridge+i.OVSBridge == "" })
+	if s.Memory > 0 { // that of a machine of others need not be one that a spec may ask for
+		bare.Memory = &libvirtxml.DomainMemory{Value: uint(s.Memory >> 10), Unit: "KiB"}
+	}
 	if err := describeDomain(&bare, s, images{}); err != nil {
 		return nil, nil, err
 	}

@@ -3,6 +3,7 @@ package libvirt
 import (
 	"context"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -371,9 +372,87 @@ func TestMachineOddMemory(t *testing.T) {
 	f := aHost()
 	odd := func(kibi string) string { return strings.ReplaceAll(aMachine, "1048576", kibi) }
 	f.put(domainObject, "web", odd("1048577"), odd("1049600"))
-	things, err := served(t, f.open(t), "libvirt.domain").Kind.Get(t.Context(), []string{"web"})
+	p := f.open(t)
+	things, err := served(t, p, "libvirt.domain").Kind.Get(t.Context(), []string{"web"})
 	if err != nil || things[0].Spec["in_effect"] != true || things[0].Spec["memory"] != int64(1048577<<10) {
 		t.Errorf("it is observed as %v (%v)", things, err)
+	}
+	if err := updated(t, p, "libvirt.domain", "web", schema.Object{"title": "x"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMachineIsTakenOver: a machine of others that gets a mark, and loses it again, is as it was: the order of its devices too.
+func TestMachineIsTakenOver(t *testing.T) {
+	f := aHost()
+	was := strings.NewReplacer(`<converge:domain xmlns:converge="https://converge.dev/libvirt" mark="" stop_timeout="0"/>`, "",
+		"52:54:00:00:00:01", "52:54:00:00:00:0a", "sda", "hda", "<hostdev ", "<hostdev mode='subsystem' type='pci' managed='no'><source><address domain='0x0000' bus='0x3c' slot='0x00' function='0x0'/></source></hostdev><hostdev ").Replace(aMachine)
+	was = strings.Replace(was, "<disk type='file' device='floppy'><target dev='fda' bus='fdc'/></disk>", "", 1)
+	was = strings.Replace(was, "</devices>", "<disk type='file' device='floppy'><target dev='fda' bus='fdc'/></disk></devices>", 1)
+	f.put(domainObject, "web", was, "")
+	k := served(t, f.open(t), "libvirt.domain").Kind
+	things, err := k.Get(t.Context(), []string{"web"})
+	if err != nil || things[0].Spec["stop_timeout"] != int64(60) || things[0].Passing != "" {
+		t.Fatalf("it is observed as %+v (%v)", things, err)
+	}
+	c := calling("libvirt.domain", "web")
+	c.Have, c.Want = things[0].Spec, things[0].Spec.Clone()
+	for _, list := range []string{"interfaces", "hostdevs"} { // a document has them in the order of their keys
+		slices.Reverse(c.Want[list].([]any))
+	}
+	c.Mark = providers.Mark{Site: "5a2f0a4e-8d1f-4f0e-9b62-0f3f1b2c3d4e", Ref: c.Ref, Incarnation: 1}
+	if err := k.Update(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	marked := f.objects[domainObject]["web"].stored
+	if things, err = k.Get(t.Context(), []string{"web"}); err != nil || things[0].Mark != c.Mark {
+		t.Fatalf("it is observed as %+v (%v)", things, err)
+	}
+	c.Have, c.Want, c.Mark = things[0].Spec, things[0].Spec, providers.Mark{}
+	if err := k.Update(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	d, err := parseDomain(was)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := d.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spaces := regexp.MustCompile(`>\s+<`)
+	for _, now := range []string{regexp.MustCompile(`<converge:domain [^>]*>(</converge:domain>)?`).ReplaceAllString(marked, ""), f.objects[domainObject]["web"].stored} {
+		if d := cmp.Diff(spaces.ReplaceAllString(want, ">\n<"), spaces.ReplaceAllString(now, ">\n<")); d != "" {
+			t.Errorf("it is not as it was:\n%s", d)
+		}
+	}
+}
+
+// TestPassing: what is not stored ends with its run, and so does what belongs to it. What bears a mark is ours all the same.
+func TestPassing(t *testing.T) {
+	f := aHost()
+	net := `<network><name>net</name><ip address="10.0.0.1" prefix="24"><dhcp><host mac="52:54:00:00:00:01" name="web" ip="10.0.0.9"/></dhcp></ip></network>`
+	f.put(networkObject, "net", net, net)
+	p := f.open(t)
+	for _, transient := range []bool{false, true} {
+		for o, name := range map[object]string{domainObject: "web", networkObject: "net"} {
+			d := f.objects[o][name]
+			d.transient = transient
+			f.objects[o][name] = d
+		}
+		for kind, id := range map[string]string{"libvirt.domain": "web", "libvirt.network": "net", "libvirt.dhcp_host": "net/web"} {
+			things, err := served(t, p, kind).Kind.Get(t.Context(), []string{id})
+			if err != nil || (things[0].Passing != "") != transient {
+				t.Errorf("transient %v: it is observed as %+v (%v)", transient, things, err)
+			}
+		}
+	}
+	d := f.objects[domainObject]["web"]
+	d.running = strings.Replace(aMachine, `mark=""`, `mark="5a2f0a4e-8d1f-4f0e-9b62-0f3f1b2c3d4e/n1/libvirt.domain/web#1"`, 1)
+	d.stored = d.running
+	f.objects[domainObject]["web"] = d
+	if things, err := served(t, p, "libvirt.domain").Kind.Get(t.Context(), []string{"web"}); err != nil || things[0].Passing != "" {
+		t.Errorf("ours is observed as %+v (%v)", things, err)
 	}
 }
 

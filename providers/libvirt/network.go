@@ -22,7 +22,7 @@ type networks struct{}
 // traits: a network is started once it is stored, and restarted for what is changed. libvirt starts and stops one after the other.
 func (networks) traits(common providers.Traits) providers.Traits {
 	common.Serial = true
-	common.SetLast = []string{"active", "autostart", "in_effect"}
+	common.SetLast, common.SelfChanging = []string{"active", "autostart", "in_effect"}, []string{"in_effect"} // whoever restarts it
 	return common
 }
 

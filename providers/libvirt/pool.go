@@ -16,7 +16,7 @@ type pools struct{}
 
 // traits: libvirt refuses a pool with the directory of another one.
 func (pools) traits(common providers.Traits) providers.Traits {
-	common.SetLast = []string{"active", "autostart"}
+	common.SetLast, common.SelfChanging = []string{"active", "autostart"}, []string{"in_effect"}
 	common.Exclusive = []providers.Exclusive{{Field: "path"}}
 	return common
 }
