@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -83,6 +84,7 @@ type site struct {
 	certs   devcert.Files
 	dir     string
 	store   []string // flags that select the store; none: embedded in dir
+	program string   // the program under test; empty: binary
 	ctx     context.Context
 }
 
@@ -252,7 +254,7 @@ func (o *transcript) String() string { text, _ := o.look(); return text }
 // prepare returns a process that is not started yet.
 func (s *site) prepare(args ...string) *process {
 	args = append(slices.Clone(args[:1]), append(slices.Clone(s.store), args[1:]...)...)
-	p := &process{s: s, args: strings.Join(args, " "), cmd: exec.CommandContext(s.ctx, binary, args...)}
+	p := &process{s: s, args: strings.Join(args, " "), cmd: exec.CommandContext(s.ctx, cmp.Or(s.program, binary), args...)}
 	p.cmd.Dir = s.dir
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "TMPDIR=" + os.TempDir(),
 		"GORACE=atexit_sleep_ms=0"} // otherwise the race detector makes every process last a second longer

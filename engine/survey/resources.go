@@ -1,9 +1,12 @@
 package survey
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/google/uuid"
 
@@ -18,6 +21,7 @@ type Discovered struct {
 	ID      string // external id
 	Depends []schema.Ref
 	Managed bool     // recorded, or bears our mark
+	Why     string   // why it is external although nobody is known to manage it; empty when somebody is
 	Secrets []string // fields whose secret has to be filled in by hand
 
 	// Seen is what is observed but not stated. For what converge made, that is what the far side filled in. What exists
@@ -26,7 +30,7 @@ type Discovered struct {
 	byItself bool
 }
 
-// A Leftover is a thing that cannot be written as a resource.
+// A Leftover is a thing that cannot be written as a resource, or should not be.
 type Leftover struct {
 	plan.Unmanaged
 	Reason string
@@ -70,9 +74,10 @@ func (s *Survey) Resources(ks schema.Kinds, o Choice, fits func(schema.Ref, sche
 			if f.byItself = !f.Managed && plan.ByItself(traits, ref, t); f.byItself && len(f.Spec) == 0 {
 				continue // nothing was stated about it
 			}
-			if err := fits(ref, f.Spec); err != nil {
-				left = append(left, Leftover{plan.Unmanaged{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name}, err.Error(), ref})
+			if why := s.unfit(t, f, traits, n, fits); why != "" {
+				left = append(left, Leftover{plan.Unmanaged{Scope: at.Scope, Kind: at.Kind, ID: t.ID, Name: t.Name}, why, ref})
 				f = f.external(things)
+				f.Why = why
 			}
 			finds = append(finds, f)
 		}
@@ -95,6 +100,52 @@ func (s *Survey) Resources(ks schema.Kinds, o Choice, fits func(schema.Ref, sche
 	})
 	slices.SortFunc(left, func(a, b Leftover) int { return a.ref.Compare(b.ref) })
 	return finds, slices.CompactFunc(left, func(a, b Leftover) bool { return a.ref == b.ref }), nil
+}
+
+// unfit returns why a thing cannot be a resource; empty when it can. What would be marked is refused unless it is ready: the step
+// that marks it waits for that, and would fail for what it has not done.
+func (s *Survey) unfit(t *providers.Thing, f Discovered, traits providers.Traits, n *naming, fits func(schema.Ref, schema.Object) error) string {
+	err := fits(f.Ref, f.Spec)
+	if f.Managed || f.byItself {
+		return reason(err)
+	}
+	marks := traits.Mark && traits.Update != providers.Never
+	switch {
+	case t.Passing != "":
+		return t.Passing
+	case marks && t.Phase == providers.Failed:
+		return "it has failed: " + cmp.Or(t.Detail, "no reason given")
+	case marks && t.Phase == providers.Pending:
+		return "it is not ready: " + cmp.Or(t.Detail, "no reason given")
+	}
+	for _, to := range f.After {
+		if n.used[to] != nil || uuid.Validate(to.Name) == nil { // a UUID needs no declaration
+			continue
+		}
+		if why, unknown := s.unknown(to.Place()); unknown {
+			return fmt.Sprintf("it refers to the %s %s, and these could not be observed: %s", to.Kind, to.Name, strings.TrimPrefix(why, "observe "+to.Kind+": "))
+		}
+		if err != nil {
+			return fmt.Sprintf("it refers to the %s %s, which was not found", to.Kind, to.Name)
+		}
+	}
+	return reason(err)
+}
+
+func reason(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// unknown returns why the things of a place could not be observed.
+func (s *Survey) unknown(at schema.Place) (why string, unknown bool) {
+	if why, unknown = s.Observed.Unknown[at]; !unknown { // or the whole provider
+		provider, _, _ := strings.Cut(at.Kind, ".")
+		why, unknown = s.Observed.Unknown[schema.Place{Scope: at.Scope, Kind: provider + ".*"}]
+	}
+	return why, unknown
 }
 
 // others returns, by place, the ids by which recorded resources refer to things that have no name in converge.

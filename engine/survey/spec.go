@@ -50,6 +50,10 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 			f.Lifecycle.ID = t.ID
 		}
 	}
+	if record == nil || record.ID != t.ID || record.Run == "" { // nobody has said how it should be
+		traits, _ := s.Traits(ref.Scope, ref.Kind)
+		f.unasked(k, spec, traits)
+	}
 	spec, f.Secrets = secretPlaces(k, ref, spec, record)
 	for kind, name := range k.Refs(spec) {
 		f.After = append(f.After, n.kinds.Target(ref.Scope, kind, name))
@@ -61,6 +65,50 @@ func (s *Survey) find(k *schema.Kind, ref schema.Ref, t *providers.Thing, n *nam
 	f.Seen, _ = secretPlaces(k, ref, f.Seen, record)
 	f.Seen = terse(k.Fields, f.Seen)
 	return f
+}
+
+// unasked removes from a spec what nobody has asked for: what the far side changes by itself, such as whether something runs as it is
+// configured, would be a request to keep it so once a document states it, and the next restart would break that. It is seen beside
+// the document; a field that has another value when it is left out is ignored. Empty maps say nothing.
+func (f *Discovered) unasked(k *schema.Kind, spec schema.Object, traits providers.Traits) {
+	f.Seen = schema.Object{}
+	for i := range k.Fields {
+		field := &k.Fields[i]
+		v, ok := spec[field.Name]
+		if !ok || !slices.Contains(traits.SelfChanging, field.Name) {
+			continue
+		}
+		switch {
+		case field.Kept:
+			f.Seen[field.Name] = v
+			delete(spec, field.Name)
+		case field.Default != nil && !schema.Equal(field.Default, v):
+			f.Lifecycle.Ignore = append(slices.Clone(f.Lifecycle.Ignore), field.Name)
+			delete(spec, field.Name)
+		}
+	}
+	withoutEmpty(k.Fields, spec)
+}
+
+// withoutEmpty removes the empty maps from a spec. It changes the structs below the spec.
+func withoutEmpty(fields []schema.Field, spec map[string]any) {
+	for i := range fields {
+		f := &fields[i]
+		v, _ := spec[f.Name].(map[string]any)
+		switch {
+		case v == nil:
+		case f.Type == schema.Map && len(v) == 0 && !f.Required:
+			delete(spec, f.Name)
+		case f.Type == schema.Struct:
+			withoutEmpty(f.Fields, v)
+		case f.Type == schema.Map && f.Elem != nil && f.Elem.Type == schema.Struct:
+			for _, e := range v {
+				if m, ok := e.(map[string]any); ok {
+					withoutEmpty(f.Elem.Fields, m)
+				}
+			}
+		}
+	}
 }
 
 // stated returns the part of what was observed that the document had stated: the rest is left to the far side. For

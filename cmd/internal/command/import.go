@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/load"
 )
 
@@ -41,9 +43,11 @@ Objects that others manage are written as external: true if anything written ref
 them: objects created by another site, those that the site's document declares external,
 and those you name with -external. They are never created, changed or removed.
 
-With -out=DIR there is one file per kind. Objects that no document can describe, such as
-the site's own networks, are listed and skipped. Secrets are never written: where one is
-set, the document names an environment variable for you to fill in.
+With -out=DIR there is one file per kind. Left out, and listed with the reason, is what no
+document can describe, such as the site's own networks; what breaks a rule, such as two
+machines with one MAC address; what goes with something else, such as the port of a
+running machine; and what has failed or is not ready. Secrets are never written: where
+one is set, the document names an environment variable for you to fill in.
 
 The site and its policy are those of DOC, or of the newest document in the store; a new
 site gets a new id, and a policy in a comment.`,
@@ -68,6 +72,9 @@ site gets a new id, and a policy in a comment.`,
 			return err
 		}
 		s, of, err := a.whose(ctx, args, pretend) // a new site may begin with what exists; nothing is stored
+		if problem := (*view.Problem)(nil); errors.Is(err, errNoSite) && errors.As(err, &problem) {
+			problem.Fix = "Name the new site: converge import -discover -site=NAME. Or name its document: converge import -discover site.cue."
+		}
 		if err != nil {
 			return err
 		}
@@ -92,16 +99,13 @@ site gets a new id, and a policy in a comment.`,
 		if err != nil {
 			return err
 		}
-		finds, left, err := found.Resources(sch.Kinds(), o, sch.Fits)
+		written, left, wrong, err := document(ctx, sch, found, o, of.Head)
 		if err != nil {
 			return err
 		}
-		written := asWritten(finds)
 		if err := a.writeFinds(of.Head, written, out); err != nil {
 			return err
 		}
-		// What somebody made by hand may break a rule: better said now than by the next plan.
-		_, wrong := load.Document(ctx, sch, load.Options{}, load.Source{Name: "found.json", Data: load.WriteJSON(of.Head, written)})
 		unknown := found.Unknown()
 		a.say(view.LeftoversText(left, unknown, wrong))
 		if len(unknown) > 0 {
@@ -110,6 +114,48 @@ site gets a new id, and a policy in a comment.`,
 		return nil
 	}
 	return c
+}
+
+// document returns the resources of a document of what was found, and what was left out of it. What somebody made by hand may break a
+// rule, alone or together with something else. It is left out too, so that one odd machine does not make the document of a node
+// invalid. What is managed already stays, because without it the next apply would remove it: then what is wrong is returned.
+func document(ctx context.Context, sch *kinds.Schema, found *survey.Survey, o survey.Choice, head load.Head) ([]load.Written, []survey.Leftover, load.Diagnostics, error) {
+	broken := map[schema.Ref]string{}
+	fits := func(ref schema.Ref, spec schema.Object) error {
+		if why, ok := broken[ref]; ok && spec["external"] == nil {
+			return errors.New(why)
+		}
+		return sch.Fits(ref, spec)
+	}
+	for {
+		finds, left, err := found.Resources(sch.Kinds(), o, fits)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		written := asWritten(finds)
+		_, wrong := load.Document(ctx, sch, load.Options{}, load.Source{Name: "found.json", Data: load.WriteJSON(head, written)})
+		known := len(broken)
+		for _, d := range wrong {
+			f := at(finds, d.Path)
+			if d.Severity == load.Error && f != nil && !f.Managed && f.External == nil && broken[f.Ref] == "" {
+				broken[f.Ref] = d.Detail
+			}
+		}
+		if len(broken) == known {
+			return written, left, wrong, nil
+		}
+	}
+}
+
+// at returns the find that a path in the document leads into; nil when it leads into none.
+func at(finds []survey.Discovered, path string) (found *survey.Discovered) {
+	for i := range finds {
+		ref := finds[i].Ref.Path() // names may have dots
+		if (path == ref || strings.HasPrefix(path, ref+".")) && (found == nil || len(ref) > len(found.Ref.Path())) {
+			found = &finds[i]
+		}
+	}
+	return found
 }
 
 // checkKinds refuses patterns that match no kind.
@@ -200,6 +246,8 @@ func asWritten(finds []survey.Discovered) []load.Written {
 		switch {
 		case f.External != nil && f.Managed:
 			lines = append(lines, "Managed until now. As external it is forgotten, and the object stays.")
+		case f.External != nil && f.Why != "":
+			lines = append(lines, "Left out, and referred to: "+f.Why)
 		case f.External != nil:
 		case f.Managed && len(f.Seen) > 0:
 			lines = append(lines, "The fields in comments are not set by the document; these are the observed values. Uncomment those that converge should keep this way.")
@@ -208,6 +256,9 @@ func asWritten(finds []survey.Discovered) []load.Written {
 			lines = append(lines, "Not managed yet. Uncomment what converge should keep as it is.")
 		default:
 			lines = append(lines, "Exists as "+f.ID+"; not managed yet.")
+		}
+		if len(f.Lifecycle.Ignore) > 0 && !f.Managed {
+			lines = append(lines, "Ignored, because it changes without converge: "+strings.Join(f.Lifecycle.Ignore, ", ")+".")
 		}
 		for _, path := range f.Secrets {
 			lines = append(lines, "Fill in where the secret "+path+" can be found.")

@@ -161,9 +161,13 @@ func (a *app) noneThere(dir string) error {
 	if len(there) > 1 {
 		verb = "exist"
 	}
+	next := a.within(dir) + " plan " + documentName
+	if !slices.Contains(there, filepath.Join(dir, documentName)) { // such as on a node that others set up
+		next = a.within(dir) + " import -discover -site=NAME -out=found"
+	}
 	return &view.Problem{
 		What: strings.Join(there, ", ") + " already " + verb + "; existing files are not overwritten, so nothing was written",
-		Fix:  "Choose another directory: converge init DIR. In an existing workspace, continue with: " + a.within(dir) + " plan " + documentName,
+		Fix:  "Choose another directory: converge init DIR. In an existing workspace, continue with: " + next,
 	}
 }
 

@@ -163,6 +163,9 @@ func (s *session) known(ctx context.Context) error {
 // unnamed stands for the name of a site that has none yet.
 const unnamed = "(unnamed)"
 
+// errNoSite says that no site was named, and that the store has none.
+var errNoSite = errors.New("no site yet")
+
 // onlySite returns the only site of a store; m says whether there has to be one.
 func (a *app) onlySite(ctx context.Context, kv state.KV, m missing) (string, error) {
 	sites, err := state.Sites(ctx, kv)
@@ -174,7 +177,7 @@ func (a *app) onlySite(ctx context.Context, kv state.KV, m missing) (string, err
 		if m == look {
 			return unnamed, nil
 		}
-		return "", &view.Problem{What: "the store has no sites yet", Fix: a.firstDocument()}
+		return "", &view.Problem{What: "the store has no sites yet", Fix: a.firstDocument(), Err: errNoSite}
 	case 1:
 		return sites[0], nil
 	}

@@ -20,16 +20,17 @@ import (
 func LeftoversText(left []survey.Leftover, unknown []plan.Unknown, wrong load.Diagnostics) string {
 	t := planText{}
 	type group struct{ at, why string }
-	counts := map[group]int{}
+	named := map[group][]string{}
 	for _, l := range left {
-		counts[group{l.Scope + "/" + l.Kind, l.Reason}]++
+		g := group{l.Scope + "/" + l.Kind, l.Reason}
+		named[g] = append(named[g], cmp.Or(l.Name, l.ID))
 	}
 	if len(left) > 0 {
-		t.head("Skipped, because no document can describe it:")
-		for _, g := range slices.SortedFunc(maps.Keys(counts), func(a, b group) int {
+		t.head("Left out:")
+		for _, g := range slices.SortedFunc(maps.Keys(named), func(a, b group) int {
 			return cmp.Or(strings.Compare(a.at, b.at), strings.Compare(a.why, b.why))
 		}) {
-			t.line("     %d × %s  %s", counts[g], clean(g.at), clean(g.why))
+			t.line("     %d × %s  %s: %s", len(named[g]), clean(g.at), clean(some(named[g])), clean(g.why))
 		}
 	}
 	t.places("Unknown, so not included here:", unknown)
@@ -42,6 +43,15 @@ func LeftoversText(left []survey.Leftover, unknown []plan.Unknown, wrong load.Di
 		}
 	}
 	return t.b.String()
+}
+
+// some returns the first few of many names.
+func some(names []string) string {
+	const few = 5
+	if more := len(names) - few; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), more)
+	}
+	return strings.Join(names, ", ")
 }
 
 // Rebuilt is what was, or would be, recorded anew from marks.
