@@ -6,15 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	virt "libvirt.org/go/libvirt"
 
-	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/providers"
 )
 
@@ -62,20 +59,7 @@ const (
 
 // events starts what delivers events, answers of a hanging server and ends of connections. The library has one loop for the whole
 // process, which cannot be ended.
-var events = sync.OnceValue(func() error {
-	if err := virt.EventRegisterDefaultImpl(); err != nil {
-		return err
-	}
-	go func() {
-		for {
-			if err := virt.EventRunDefaultImpl(); err != nil {
-				slog.Error("the event loop of libvirt failed", "error", err)
-				_ = retry.Sleep(context.Background(), time.Second)
-			}
-		}
-	}()
-	return nil
-})
+var events = sync.OnceValue(runLoop)
 
 // library implements conn with the library of libvirt, which is loaded when the first function of it is called.
 type library struct {
