@@ -39,3 +39,34 @@ func TestWantedOfWhatChangesByItself(t *testing.T) {
 		t.Error("the plan itself was changed")
 	}
 }
+
+// The same holds within a stated field: of that, others may change what the document does not mention.
+func TestWantedWithinWhatChangesByItself(t *testing.T) {
+	slot := &schema.Field{Type: schema.Struct, Fields: []schema.Field{{Name: "card", Type: schema.String}, {Name: "lane", Type: schema.String}}}
+	kind := &schema.Kind{Fields: []schema.Field{{Name: "slots", Type: schema.Map, Elem: slot}}}
+	slots := func(pairs ...string) schema.Object {
+		all := map[string]any{}
+		for i := 0; i < len(pairs); i += 3 {
+			in, _ := all[pairs[i]].(map[string]any)
+			if in == nil {
+				in = map[string]any{}
+				all[pairs[i]] = in
+			}
+			in[pairs[i+1]] = pairs[i+2]
+		}
+		return schema.Object{"slots": all}
+	}
+	planned := slots("1", "lane", "a", "2", "lane", "x")
+	before := planned.Digest()
+	w := &worker{known: known{
+		kind: kind, traits: providers.Traits{SelfChanging: []string{"slots"}},
+		want: planned, stated: slots("1", "lane", "a"), dropped: slots("1", "card", "old", "1", "lane", "b"),
+	}}
+	got := w.wanted(&providers.Thing{Spec: slots("1", "lane", "b", "1", "card", "old", "2", "lane", "x", "2", "card", "new", "3", "card", "new")})
+	if want := slots("1", "lane", "a", "2", "lane", "x", "2", "card", "new", "3", "card", "new"); !got.Equal(want) {
+		t.Errorf("it requests %v, want %v", got, want)
+	}
+	if planned.Digest() != before {
+		t.Error("the plan itself was changed")
+	}
+}

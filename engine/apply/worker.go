@@ -632,8 +632,8 @@ func (w *worker) note(phase event.Phase, detail string, attempt int) {
 	}
 }
 
-// wanted returns what a call requests. A field that changes by itself, and that nobody has stated, is requested as it is now: how it was
-// when the plan was made is no request.
+// wanted returns what a call requests. What changes by itself, and nobody has stated, is requested as it is now, also within a stated
+// field: how it was when the plan was made is no request.
 func (w *worker) wanted(have *providers.Thing) schema.Object {
 	if w.undo || have == nil || w.want == nil || w.stated == nil { // a delete wants nothing
 		return w.want
@@ -642,7 +642,13 @@ func (w *worker) wanted(have *providers.Thing) schema.Object {
 	for _, f := range w.traits.SelfChanging {
 		is, there := have.Spec[f]
 		was, planned := want[f]
-		if _, stated := w.stated[f]; stated || there == planned && schema.Equal(is, was) {
+		if said, stated := w.stated[f]; stated {
+			if _, parts := said.(map[string]any); !parts || !there {
+				continue
+			}
+			is = diff.Merge(w.kind, schema.Object{f: said}, schema.Object{f: is}, w.dropped, w.ignore)[f]
+		}
+		if there == planned && schema.Equal(is, was) {
 			continue
 		}
 		if want = maps.Clone(want); there {

@@ -492,19 +492,20 @@ func named(f *schema.Field, v any, names Names) any {
 // Merge returns the resulting spec: have, overlaid with what want states, without what recorded states and want does
 // not, and with the paths in ignore as in have. References are names in all three.
 func Merge(k *schema.Kind, want, have, recorded schema.Object, ignore []string) schema.Object {
-	out := merge(k.Fields, want, have, recorded)
+	out := merge(k.Spec(), want, have, recorded)
 	k.Normalize(out)
 	return Spare(out, have, ignore)
 }
 
-func merge(fields []schema.Field, want, have, recorded map[string]any) map[string]any {
+// merge merges the structs or maps that are the values of a field.
+func merge(in *schema.Field, want, have, recorded map[string]any) map[string]any {
 	out := make(map[string]any, len(have)+len(want))
 	for n, h := range have {
 		_, was := recorded[n]
-		if _, wanted := want[n]; was && !wanted && !kept(fields, n) {
-			f := (&schema.Field{Fields: fields}).Field(n)
+		if _, wanted := want[n]; was && !wanted && !kept(in.Fields, n) {
+			f := in.Under(n)
 			if hm, rm := entries(f, h), entries(f, recorded[n]); hm != nil && rm != nil {
-				if theirs := merge(f.Fields, nil, hm, rm); len(theirs) > 0 {
+				if theirs := merge(f, nil, hm, rm); len(theirs) > 0 {
 					out[n] = theirs
 				}
 			}
@@ -513,7 +514,7 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 		out[n] = schema.Clone(h)
 	}
 	for n, w := range want {
-		f := (&schema.Field{Fields: fields}).Field(n)
+		f := in.Under(n)
 		wm, wok := w.(map[string]any)
 		hm, hok := have[n].(map[string]any)
 		if _, there := have[n]; !there && empty(w) {
@@ -524,7 +525,7 @@ func merge(fields []schema.Field, want, have, recorded map[string]any) map[strin
 			continue
 		}
 		rm, _ := recorded[n].(map[string]any)
-		out[n] = merge(f.Fields, wm, hm, rm)
+		out[n] = merge(f, wm, hm, rm)
 	}
 	return out
 }

@@ -26,6 +26,9 @@ var kind = &schema.Kind{Name: "t.thing", Fields: []schema.Field{
 		{Name: "action", Type: schema.String}, {Name: "id", Type: schema.String},
 	}}},
 	{Name: "size", Type: schema.Int},
+	{Name: "slots", Type: schema.Map, Elem: &schema.Field{Type: schema.Struct, Fields: []schema.Field{
+		{Name: "card", Type: schema.String}, {Name: "lane", Type: schema.String, Kept: true},
+	}}},
 	{Name: "state", Type: schema.String, Computed: true},
 }}
 
@@ -82,7 +85,9 @@ func TestCompare(t *testing.T) {
 		"what is live below what is not": {
 			want: `{"drive":{"bus":"b","medium":"b"}}`, have: `{"drive":{"bus":"a","medium":"a"}}`, changes: []string{`drive.bus: "a" -> "b" (restart)`, `drive.medium: "a" -> "b"`},
 		},
-		"another type": {want: `{"size":1}`, have: `{"size":"1"}`, changes: []string{`size: "1" -> 1`}},
+		"a field of a value of a map, unset": {want: `{"slots":{"1":{"lane":"a"}}}`, have: `{"slots":{"1":{"lane":"a","card":"b"},"2":{"card":"c"}}}`, recorded: `{"slots":{"1":{"lane":"a","card":"b"}}}`, changes: []string{`slots.1.card: "b" -> null`}},
+		"a value of a map, unset":            {want: `{}`, have: `{"slots":{"1":{"lane":"a","card":"b"},"2":{"card":"c"}}}`, recorded: `{"slots":{"1":{"lane":"a"}}}`, changes: []string{`slots.1: {"card":"b","lane":"a"} -> null`}},
+		"another type":                       {want: `{"size":1}`, have: `{"size":"1"}`, changes: []string{`size: "1" -> 1`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
@@ -144,6 +149,19 @@ func draw(t *rapid.T, label string) schema.Object {
 			}
 		}
 		o["rules"] = l
+	}
+	if some.Draw(t, label+"slots") {
+		m := map[string]any{}
+		for range rapid.IntRange(0, 2).Draw(t, label+"slots#") {
+			slot := map[string]any{}
+			for _, part := range []string{"card", "lane"} {
+				if some.Draw(t, label+part) {
+					slot[part] = word.Draw(t, label+part+"=")
+				}
+			}
+			m[word.Draw(t, label+"slot")] = slot
+		}
+		o["slots"] = m
 	}
 	kind.Normalize(o)
 	return o
@@ -211,6 +229,20 @@ func TestMergeSettlesEveryDifference(t *testing.T) {
 			_, was := labels(recorded)[k]
 			if !wanted && !was && labels(merged)[k] != v {
 				t.Fatalf("label %s was theirs, and went", k)
+			}
+		}
+		slot := func(o schema.Object, n string) map[string]any {
+			m, _ := o["slots"].(map[string]any)
+			s, _ := m[n].(map[string]any)
+			return s
+		}
+		for _, n := range []string{"a", "b", "c"} {
+			for part, v := range slot(have, n) {
+				_, wanted := slot(want, n)[part]
+				_, was := slot(recorded, n)[part]
+				if slot(want, n) != nil && !wanted && !was && slot(merged, n)[part] != v {
+					t.Fatalf("want %v, have %v, recorded %v: the %s of slot %s was theirs, and went", want, have, recorded, part, n)
+				}
 			}
 		}
 		if want.Digest() != w || have.Digest() != h || recorded.Digest() != r {
