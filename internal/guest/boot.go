@@ -89,7 +89,8 @@ func boot(ctx context.Context, m Machine, k kernel, image string) (outcome, erro
 	collect("result", &result.output)
 	talk.Go(func() { m.serve(listeners["qmp"], listeners["requests"]) })
 
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
+	program, firmware := m.emulator()
+	cmd := exec.CommandContext(ctx, program, append(firmware, args...)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -1,8 +1,12 @@
 package guest
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 
@@ -30,6 +34,7 @@ type Device struct {
 	backends  []object // as QEMU's -blockdev takes them
 	modules   []string // that drive it
 	subsystem bool     // of NVMe, which SR-IOV needs
+	newer     bool     // the QEMU of Debian's release does not know it
 	unplugged bool
 	node      int
 }
@@ -82,6 +87,17 @@ func E1000e(name string) Device {
 		name:    name,
 		objects: []object{{"driver": "e1000e", "id": name, "romfile": ""}},
 		modules: []string{"e1000e"},
+	}
+}
+
+// IGB is a network card with SR-IOV, an Intel 82576, whose virtual functions are driven by igbvf. It can have seven of them. QEMU knows
+// it since version 8.
+func IGB(name string) Device {
+	return Device{
+		name:    name,
+		objects: []object{{"driver": "igb", "id": name, "romfile": ""}},
+		modules: []string{"igb", "igbvf"},
+		newer:   true,
 	}
 }
 
@@ -189,4 +205,32 @@ func (m Machine) device(name string) (Device, bool) {
 		return Device{}, false
 	}
 	return m.Devices[i], true
+}
+
+// newer has a QEMU that is newer than that of Debian's release, as its packages have it below usr. .ci/deps writes it.
+const newer = "/var/cache/converge/qemu"
+
+// emulator returns the program that emulates the machine, and the arguments that say where its firmware is.
+func (m Machine) emulator() (program string, args []string) {
+	if !slices.ContainsFunc(m.Devices, func(d Device) bool { return d.newer }) {
+		return "qemu-system-x86_64", nil
+	}
+	usr := filepath.Join(newer, "usr")
+	return filepath.Join(usr, "bin/qemu-system-x86_64"), []string{"-L", filepath.Join(usr, "share/qemu"), "-L", filepath.Join(usr, "share/seabios")}
+}
+
+// emulated returns what keeps the newer QEMU from emulating the machine, if it needs that.
+func (m Machine) emulated() error {
+	program, firmware := m.emulator()
+	if firmware == nil {
+		return nil
+	}
+	if _, err := os.Stat(program); err != nil {
+		return fmt.Errorf("there is no %s, which knows a device that this machine has", program)
+	}
+	// It comes with programs and firmware, but uses the libraries of this computer.
+	if out, err := exec.Command(program, "-version").CombinedOutput(); err != nil {
+		return fmt.Errorf("%s does not run: %w: %s", program, err, bytes.TrimSpace(out))
+	}
+	return nil
 }
