@@ -32,8 +32,13 @@ type Function struct {
 	Node    string // its NUMA node; empty: none
 	VFs     int    // how many virtual functions it supports, at .1, .2, … of its slot
 
-	Interfaces []string // network interfaces, while its own driver has it
-	Disks      []string // block devices, while its own driver has it
+	Interfaces []string // network interfaces, while its own driver has it; the first is that of the function itself
+	Link       bool     // its interface is up and has a link
+	// Answers are what its driver answers when it is told something of a virtual function, by mac, vlan, rate, link_state, spoof_check
+	// and trust, where that is not what igb does. 0: it reports success, and does nothing.
+	Answers map[string]syscall.Errno
+
+	Disks []string // block devices, while its own driver has it
 }
 
 // A Machine is what a kernel runs on.
@@ -58,6 +63,8 @@ type Kernel struct {
 	used      map[string]int // pages of it in use
 	refuses   map[string]bool
 	claims    []string
+	virtuals  map[string][]sysfs.VF // what a network card has of its virtual functions, by the address of the physical one
+	down      map[string]int        // how many looks the link of a card still takes to come up
 	before    map[string]func()
 }
 
@@ -67,6 +74,7 @@ func New(t testing.TB, m Machine) *Kernel {
 	k := &Kernel{
 		t: t, sys: filepath.Join(dir, "sys"), proc: filepath.Join(dir, "proc"), run: filepath.Join(dir, "run"), functions: map[string]Function{},
 		room: map[string]int{}, used: map[string]int{}, refuses: map[string]bool{},
+		virtuals: map[string][]sysfs.VF{}, down: map[string]int{},
 	}
 	for _, d := range []string{"bus/pci/devices", "bus/pci/drivers", "devices/pci0000:00", "class/block", "class/net", "kernel/iommu_groups"} {
 		k.folder(d)
@@ -98,10 +106,10 @@ func New(t testing.TB, m Machine) *Kernel {
 
 // Kernel returns the access to the fake that a provider has to a real one.
 func (k *Kernel) Kernel() sysfs.Kernel {
-	return sysfs.Kernel{Sys: k, Processes: tree{k.proc}, Machine: tree{k.proc}, Run: tree{k.run}, Claim: k.claimed, Poll: 10 * time.Millisecond}
+	return sysfs.Kernel{Sys: k, Processes: tree{k.proc}, Machine: tree{k.proc}, Run: tree{k.run}, Claim: k.claimed, VFs: vfs{k}, Poll: 10 * time.Millisecond}
 }
 
-// Dump returns all of sysfs as text.
+// Dump returns all of sysfs as text, and what network cards have of their virtual functions.
 func (k *Kernel) Dump() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -121,13 +129,18 @@ func (k *Kernel) Dump() string {
 		fmt.Fprintf(&b, "%s: %q\n", strings.TrimPrefix(path, k.sys+"/"), text)
 		return err
 	}))
-	return b.String()
+	return b.String() + k.cards()
 }
 
 // Read implements [sysfs.Tree].
 func (k *Kernel) Read(path string) (string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if filepath.Base(path) == "carrier" {
+		if _, err := os.Stat(filepath.Join(k.sys, path)); err != nil { // a test may have written one
+			return k.carrier(path)
+		}
+	}
 	return tree{k.sys}.Read(path)
 }
 
@@ -147,13 +160,7 @@ func (k *Kernel) ReadDir(path string) ([]string, error) {
 
 // Write implements [sysfs.Tree].
 func (k *Kernel) Write(path, value string) error {
-	k.mu.Lock()
-	before := k.before[filepath.Base(path)]
-	delete(k.before, filepath.Base(path))
-	k.mu.Unlock()
-	if before != nil {
-		before()
-	}
+	k.do(filepath.Base(path))
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	real, err := filepath.EvalSymlinks(filepath.Join(k.sys, path))
@@ -174,6 +181,17 @@ func (k *Kernel) Write(path, value string) error {
 		return &fs.PathError{Op: "write", Path: path, Err: err}
 	}
 	return nil
+}
+
+// do does what a test wants done before a write; see [Kernel.Before].
+func (k *Kernel) do(name string) {
+	k.mu.Lock()
+	before := k.before[name]
+	delete(k.before, name)
+	k.mu.Unlock()
+	if before != nil {
+		before()
+	}
 }
 
 func (k *Kernel) write(dir, file, value string) syscall.Errno {
@@ -279,6 +297,12 @@ func (k *Kernel) probe(f Function) {
 	for _, i := range f.Interfaces {
 		k.folder(dev + "/net/" + i)
 		k.link("class/net/"+i, "../../"+dev+"/net/"+i)
+		address, chosen := k.address(f)
+		k.file(dev+"/net/"+i+"/address", address+"\n")
+		k.file(dev+"/net/"+i+"/addr_assign_type", chosen+"\n")
+		if f.Link {
+			k.file(dev+"/net/"+i+"/flags", "0x1003\n")
+		}
 	}
 	for n, d := range f.Disks {
 		k.folder(dev + "/block/" + d + "/holders")
@@ -334,6 +358,7 @@ func (k *Kernel) virtual(f Function, value string) syscall.Errno {
 		return syscall.ENOENT
 	}
 	k.file(dev+"/sriov_numvfs", value+"\n")
+	k.tell(f, n)
 	for i := 1; i <= was; i++ {
 		k.remove(fmt.Sprintf("%s/virtfn%d", dev, i-1))
 		k.vanish(vf(i))
@@ -345,8 +370,8 @@ func (k *Kernel) virtual(f Function, value string) syscall.Errno {
 		}
 		k.folder(k.device(v.Address))
 		k.link(k.device(v.Address)+"/physfn", "../"+f.Address)
-		k.appear(v)
 		k.link(fmt.Sprintf("%s/virtfn%d", dev, i-1), "../"+v.Address)
+		k.appear(v)
 	}
 	return 0
 }

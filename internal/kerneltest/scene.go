@@ -75,7 +75,7 @@ func (k *Kernel) Enslave(name, master string) {
 	k.link("class/net/"+name+"/upper_"+master, "../../../virtual/net/"+master)
 }
 
-// Before does something right before the next write to a file of that name.
+// Before does something right before the next write to a file of that name, or, by the name vf, before a network card is told something.
 func (k *Kernel) Before(name string, do func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -1,5 +1,6 @@
 // Package pci is the provider of the PCI functions of a node, through the kernel's sysfs: what they are, which driver one is bound to,
-// and how many virtual functions it has. What a function is used for is found out from the proc file system beside it.
+// which virtual functions it has, and what a network card enforces for those. What a function is used for is found out from the proc file
+// system beside it.
 package pci
 
 import (
@@ -29,7 +30,9 @@ func New(node string, k sysfs.Kernel, closing func() error) *providers.Provider 
 	bound.SetLast, bound.Vanishes = []string{"driver"}, true
 	bound.UndoCreate, bound.UndoUpdate, bound.UndoDelete = providers.Restart, providers.Restart, providers.Restart
 	virtual := sysfs.Traits()
-	virtual.SetLast = []string{"drivers_autoprobe"} // is reset before the functions are removed
+	// The one is reset before the functions are removed; the other is told one by one, and before the functions get their drivers.
+	virtual.SetLast = []string{"drivers_autoprobe", "vfs"}
+	virtual.SelfChanging = []string{"vfs"} // drivers of virtual functions, such as those in machines, choose addresses
 	virtual.UndoCreate, virtual.UndoUpdate, virtual.UndoDelete = providers.Restart, providers.Restart, providers.Restart
 	return sysfs.Provider("pci", node, k, closing,
 		sysfs.Kind{Name: "pci.function", Traits: bound, Noun: functions{}},

@@ -15,7 +15,7 @@ var machine = kerneltest.Machine{
 	Drivers: []string{"vfio-pci", "pci-stub"},
 	Functions: []kerneltest.Function{
 		{Address: "0000:01:00.0", Class: "0x010802", Native: "nvme", Group: "1", Node: "0"},
-		{Address: "0000:02:00.0", Native: "e1000e", Group: "2", VFs: 4},
+		{Address: "0000:02:00.0", Class: "0x010802", Native: "nvme", Group: "2", VFs: 4},
 		{Address: "0000:03:00.0", Native: "e1000e", Group: "3", VFs: 4},
 		{Address: "0000:04:00.0", Native: "e1000e", Group: "4"},
 		{Address: "0000:05:00.0", Native: "e1000e", Group: "5"},
@@ -64,6 +64,19 @@ var cases = []providertest.Case{
 		Invalid: schema.Object{"num_vfs": int64(5)},
 		Single:  true,
 	},
+	{
+		Kind: "pci.sriov", Name: nic, Open: func(t *testing.T) providertest.World { return world(t, cards(nil)) },
+		Want: schema.Object{"num_vfs": int64(2), "drivers_autoprobe": false, "vfs": map[string]any{
+			"0": map[string]any{"mac": "02:00:00:00:00:01", "vlan": int64(100), "qos": int64(3), "vlan_protocol": "802.1Q", "spoof_check": false, "trust": true, "link_state": "auto", "max_tx_rate": int64(500)},
+			"1": map[string]any{"mac": "02:00:00:00:00:02"},
+		}},
+		Update: schema.Object{"num_vfs": int64(2), "drivers_autoprobe": true, "vfs": map[string]any{
+			"0": map[string]any{"mac": "02:00:00:00:00:03", "spoof_check": true, "max_tx_rate": int64(900)},
+			"1": map[string]any{"mac": "02:00:00:00:00:02", "vlan": int64(7), "trust": true},
+		}},
+		Invalid: schema.Object{"num_vfs": int64(2), "vfs": map[string]any{"1": map[string]any{"vlan": int64(100), "link_state": "disable"}}},
+		Single:  true,
+	},
 }
 
 func TestLaws(t *testing.T) {
@@ -74,9 +87,11 @@ func TestLaws(t *testing.T) {
 	providertest.Run(t, providertest.Suite{
 		Kinds: schemas.Kinds(),
 		Cases: cases,
-		Open: func(t *testing.T) providertest.World {
-			k := kerneltest.New(t, machine)
-			return providertest.World{Provider: pci.New("gpu-01", k.Kernel(), nil), Dump: k.Dump}
-		},
+		Open:  func(t *testing.T) providertest.World { return world(t, machine) },
 	})
+}
+
+func world(t *testing.T, m kerneltest.Machine) providertest.World {
+	k := kerneltest.New(t, m)
+	return providertest.World{Provider: pci.New("gpu-01", k.Kernel(), nil), Dump: k.Dump}
 }

@@ -39,6 +39,9 @@ func (sriov) List(k sysfs.Kernel) ([]providers.Thing, error) {
 		if total, err := strconv.ParseInt(k.Attribute(devices+a+"/sriov_totalvfs"), 10, 64); err == nil {
 			st.TotalVFs = &total
 		}
+		if s.VFs, err = observedVFs(k, a); err != nil {
+			return nil, err
+		}
 		if st.VirtualFunctions, err = virtualFunctions(k, a); err != nil {
 			return nil, err
 		}
@@ -67,16 +70,17 @@ func (sriov) Create(c *sysfs.Change, address string, want schema.Object) error {
 	if err := driven(c, address); err != nil {
 		return err
 	}
-	was := c.Attribute(dev + "/sriov_drivers_autoprobe")
-	if err := autoprobe(c, dev, s.DriversAutoprobe); err != nil {
+	nic, err := newCard(c, address, s)
+	if err != nil {
 		return err
 	}
-	err = c.Write(dev+"/sriov_numvfs", strconv.FormatInt(s.NumVFs, 10))
-	now, rerr := numVFs(c.Kernel, address)
-	if err == nil && rerr == nil && now == s.NumVFs {
+	was := c.Attribute(dev + "/sriov_drivers_autoprobe")
+	made, err := create(c, address, s, nic)
+	if err == nil {
 		return nil
 	}
-	if rerr == nil && err == nil && now > 0 { // they are ours; after a refusal they would be those of another client
+	var rerr error
+	if made { // they are ours; after a refusal they would be those of another client
 		rerr = c.Restore(dev+"/sriov_numvfs", "0")
 	}
 	if rerr == nil && was != "" && was != c.Attribute(dev+"/sriov_drivers_autoprobe") {
@@ -85,13 +89,42 @@ func (sriov) Create(c *sysfs.Change, address string, want schema.Object) error {
 	if rerr == nil {
 		c.Undone()
 	}
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		err = sysfs.Refuse(providers.Invalid, "the driver of %s does not create virtual functions", address)
-	case err == nil:
-		err = sysfs.Refuse(providers.Invalid, "the kernel created %d virtual functions of %s, not %d: see the kernel log of node %s", now, address, s.NumVFs, c.Node)
-	}
 	return errors.Join(err, rerr)
+}
+
+// create makes the virtual functions. Those that the card is told something of get their drivers only after that: a driver reads the
+// MAC address when it starts, and never again. After an error it reports whether there may be some now.
+func create(c *sysfs.Change, address string, s spec.SRIOV, nic *card) (made bool, err error) {
+	dev, first, later := devices+address, s.DriversAutoprobe, false
+	if len(s.VFs) > 0 && or(s.DriversAutoprobe, true) && c.Attribute(dev+"/sriov_drivers_autoprobe") != "" {
+		first, later = new(bool), true
+	}
+	if err := autoprobe(c, dev, first); err != nil {
+		return false, err
+	}
+	if err := c.Write(dev+"/sriov_numvfs", strconv.FormatInt(s.NumVFs, 10)); errors.Is(err, fs.ErrNotExist) {
+		return false, sysfs.Refuse(providers.Invalid, "the driver of %s does not create virtual functions", address)
+	} else if err != nil {
+		return false, err
+	}
+	switch now, err := numVFs(c.Kernel, address); {
+	case err != nil:
+		return true, err
+	case now != s.NumVFs:
+		return true, sysfs.Refuse(providers.Invalid, "the kernel created %d virtual functions of %s, not %d: see the kernel log of node %s", now, address, s.NumVFs, c.Node)
+	}
+	if len(s.VFs) > 0 {
+		if err := nic.apply(s.VFs); err != nil {
+			return true, err
+		}
+	}
+	if !later {
+		return true, nil
+	}
+	if err := autoprobe(c, dev, s.DriversAutoprobe); err != nil {
+		return true, err
+	}
+	return true, probe(c, address)
 }
 
 // Update implements [sysfs.Noun]. The number of virtual functions never changes.
@@ -103,7 +136,29 @@ func (sriov) Update(c *sysfs.Change, have providers.Thing, want schema.Object) e
 	if n := have.Spec["num_vfs"]; n != s.NumVFs {
 		return sysfs.Refuse(providers.Invalid, "num_vfs cannot be changed in place")
 	}
-	return autoprobe(c, devices+have.ID, s.DriversAutoprobe)
+	nic, err := newCard(c, have.ID, s)
+	if err != nil {
+		return err
+	}
+	if nic != nil {
+		err = nic.apply(s.VFs)
+	}
+	dev := devices + have.ID
+	was := c.Attribute(dev + "/sriov_drivers_autoprobe")
+	if err == nil {
+		err = autoprobe(c, dev, s.DriversAutoprobe)
+	}
+	if err == nil && nic != nil && was == "0" && c.Attribute(dev+"/sriov_drivers_autoprobe") == "1" { // as a create would
+		return probe(c, have.ID)
+	}
+	if err == nil || nic == nil {
+		return err
+	}
+	rerr := nic.back()
+	if rerr == nil {
+		c.Undone()
+	}
+	return errors.Join(err, rerr)
 }
 
 // Delete implements [sysfs.Noun].

@@ -62,6 +62,8 @@ type Kernel struct {
 	// Claim reports whether a block device is claimed for exclusive use, by whatever part of the kernel. Nil: there is nobody to ask.
 	Claim func(block string) (bool, error)
 
+	VFs VFs // nil: there are no network interfaces to ask, for the trees are copies
+
 	// Events calls changed after each event of a PCI function, from its return until end is called. Nil: there are none.
 	Events func(changed func()) (end func(), err error)
 	Poll   time.Duration // how often a watch reads all objects; zero: as often as the constant [Poll] says
@@ -201,7 +203,7 @@ func (c Config) Kernel(at providers.Opening) (k Kernel, closing func() error, er
 		return k, nil, errors.Join(fmt.Errorf("%s is not the root of a sysfs: it has no directories bus and devices", root), closing())
 	}
 	if sys.live {
-		k.Claim, k.Events = claimed, pciEvents
+		k.Claim, k.Events, k.VFs = claimed, pciEvents, links{sys}
 	}
 	real, err := filepath.EvalSymlinks(root)
 	if err != nil {
@@ -384,23 +386,56 @@ type Change struct {
 
 // Write writes to a file of sysfs, unless the call or its permit has ended.
 func (c *Change) Write(path, value string) error {
+	return c.request(func() error { return c.Sys.Write(path, value) })
+}
+
+// SetVF changes a virtual function of a network card, unless the call or its permit has ended.
+func (c *Change) SetVF(iface string, number int, to Setting) error {
+	return c.request(func() error { return c.VFs.Set(iface, number, to) })
+}
+
+func (c *Change) request(do func() error) error {
 	if c.ctx.Err() != nil {
 		return &fault{providers.Transient, context.Cause(c.ctx)}
 	}
 	if err := c.permit.Check(); err != nil {
 		return &fault{providers.Transient, err}
 	}
-	err := c.Sys.Write(path, value)
+	err := do()
 	c.wrote = c.wrote || err == nil
 	return err
 }
 
 // Restore is Write for what leads back: it is done also when the call has ended meanwhile.
 func (c *Change) Restore(path, value string) error {
+	return c.restore(func() error { return c.Sys.Write(path, value) })
+}
+
+// RestoreVF is SetVF for what leads back.
+func (c *Change) RestoreVF(iface string, number int, to Setting) error {
+	return c.restore(func() error { return c.VFs.Set(iface, number, to) })
+}
+
+func (c *Change) restore(do func() error) error {
 	if err := c.permit.Check(); err != nil {
 		return &fault{providers.Transient, err}
 	}
-	return c.Sys.Write(path, value)
+	return do()
+}
+
+// Wait waits for something that the kernel does a moment after a write, until it has happened, the time is over, or the call has ended.
+func (c *Change) Wait(limit time.Duration, happened func() bool) {
+	ctx, cancel := context.WithTimeout(c.ctx, limit)
+	defer cancel()
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for !happened() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-again.C:
+		}
+	}
 }
 
 // Undone records that everything written so far was put back, so that the verb has had no effect.

@@ -7,20 +7,50 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindPciSriov, "pci/sriov.cue", "2d533ddb842f6b27555e76006304a7b84c109300c7e807aefcf445a28ebe17d9")
+	compiledFiles.add(&kindPciSriov, "pci/sriov.cue", "9abda7ec1cbbafe09f6bd3ea9ee953c1d438227f3796104b657969e6480e4e73")
 }
 
+var checkPCIVF = check{name: "#PCIVF", doc: "What a network card enforces for a virtual function. Drivers support different attributes.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "link_state", doc: "State of the link of the function: that of the physical link (auto), always up (enable), so that functions reach each other without it, or always down (disable). Unset: auto.", check: &check{types: isString, tests: []test{&enum{values: []any{"auto", "enable", "disable"}}}}},
+	{name: "mac", doc: "MAC address of the function, which the driver of the function, such as that in a virtual machine, takes when it starts, and usually cannot change. If unset, that driver chooses one.", check: &checkPCIVFMAC},
+	{name: "max_tx_rate", doc: "Maximum rate of what the function sends, in Mbit/s. 0, or unset: no limit. Some drivers limit it only while the link is up.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4294967295)}}}},
+	{name: "min_tx_rate", doc: "Guaranteed rate of what the function sends, in Mbit/s. 0, or unset: none.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4294967295)}}}},
+	{name: "qos", doc: "Priority of the frames of the function in its VLAN. Unset: 0.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(7)}}}},
+	{name: "spoof_check", doc: "Whether frames that the function sends with a source address other than its own are dropped. If unset, the driver of the physical function decides.", check: &check{types: isBool}},
+	{name: "trust", doc: "Whether the function may do what concerns others, such as receive all frames or change its MAC address. Unset: no. Some drivers reset the function when it changes.", check: &check{types: isBool}},
+	{name: "vlan", doc: "VLAN of the function, whose frames it gets untagged. 0, or unset: none.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4094)}}}},
+	{name: "vlan_protocol", doc: "Protocol of the VLAN: 802.1Q, also if unset, or 802.1ad.", check: &check{types: isString, tests: []test{&enum{values: []any{"802.1Q", "802.1ad"}}}}},
+}}}}
+
+var checkPCIVFMAC = check{name: "#PCIVFMAC", doc: "The MAC address of a single interface, in lower case with colons: not that of a group, and not all zeros.", types: isString, tests: []test{&checkMAC, &pattern{text: "^.[02468ace]:"}, &pattern{text: "[1-9a-f]"}}}
+
+var checkPCIVFNumber = check{name: "#PCIVFNumber", doc: "The number of a virtual function, from 0.", types: isString, tests: []test{&pattern{text: "^(0|[1-9][0-9]{0,4})$"}}}
+
 var kindPciSriov = kind{Kind: schema.Kind{Name: "pci.sriov", Node: true, Doc: "The virtual functions of a PCI function that supports SR-IOV. The name is the address of the physical function. Removing the resource removes the virtual functions. They are not removed while one of them is in use.", Fields: []schema.Field{
-	{Name: "drivers_autoprobe", Type: "bool", Doc: "Whether the kernel binds new virtual functions to their driver by itself, the default. False for functions that are assigned to virtual machines.", Constraint: "bool"},
+	{Name: "drivers_autoprobe", Type: "bool", Doc: "Whether the kernel binds new virtual functions to their driver by itself, the default. False for functions that are assigned to virtual machines. When it is turned on, virtual functions of a network card that have no driver are bound to theirs, too.", Constraint: "bool"},
 	{Name: "num_vfs", Type: "int", Doc: "Number of virtual functions. The kernel changes it only by removing all of them first, so a change replaces the resource, and with it what refers to it.", Constraint: "int & >=1 & <=65535", Required: true, Immutable: true},
 	{Name: "total_vfs", Type: "int", Doc: "Maximum number of virtual functions that the device supports.", Constraint: "int", Computed: true},
+	{Name: "vfs", Type: "map", Doc: "What the network card enforces for its virtual functions, as ip link set vf does, keyed by their numbers, from 0: function N is virtfnN of the physical function. It is set before a virtual function is bound to a driver. Functions and attributes that are not declared are left unchanged; the drivers of the functions, also those in virtual machines, set some themselves, such as the MAC address. An attribute that is removed goes back to what it is without converge, that of a function that is removed, too; spoof_check, which is on or off then depending on the driver, stays as it is.", Elem: &schema.Field{Type: "struct", Doc: "What a network card enforces for a virtual function. Drivers support different attributes.", Constraint: "#PCIVF", Fields: []schema.Field{
+		{Name: "link_state", Type: "string", Doc: "State of the link of the function: that of the physical link (auto), always up (enable), so that functions reach each other without it, or always down (disable). Unset: auto.", Constraint: `"auto" | "enable" | "disable"`, Disruption: "traffic"},
+		{Name: "mac", Type: "string", Doc: "MAC address of the function, which the driver of the function, such as that in a virtual machine, takes when it starts, and usually cannot change. If unset, that driver chooses one.", Constraint: "#PCIVFMAC", Disruption: "traffic"},
+		{Name: "max_tx_rate", Type: "int", Doc: "Maximum rate of what the function sends, in Mbit/s. 0, or unset: no limit. Some drivers limit it only while the link is up.", Constraint: "int & >=0 & <=4294967295"},
+		{Name: "min_tx_rate", Type: "int", Doc: "Guaranteed rate of what the function sends, in Mbit/s. 0, or unset: none.", Constraint: "int & >=0 & <=4294967295"},
+		{Name: "qos", Type: "int", Doc: "Priority of the frames of the function in its VLAN. Unset: 0.", Constraint: "int & >=0 & <=7", Disruption: "traffic"},
+		{Name: "spoof_check", Type: "bool", Doc: "Whether frames that the function sends with a source address other than its own are dropped. If unset, the driver of the physical function decides.", Constraint: "bool", Kept: true},
+		{Name: "trust", Type: "bool", Doc: "Whether the function may do what concerns others, such as receive all frames or change its MAC address. Unset: no. Some drivers reset the function when it changes.", Constraint: "bool", Disruption: "traffic"},
+		{Name: "vlan", Type: "int", Doc: "VLAN of the function, whose frames it gets untagged. 0, or unset: none.", Constraint: "int & >=0 & <=4094", Disruption: "traffic"},
+		{Name: "vlan_protocol", Type: "string", Doc: "Protocol of the VLAN: 802.1Q, also if unset, or 802.1ad.", Constraint: `"802.1Q" | "802.1ad"`, Disruption: "traffic"},
+	}}},
 	{Name: "virtual_functions", Type: "list", Doc: "Addresses of the virtual functions.", Constraint: "[...string]", Computed: true, Elem: &schema.Field{Type: "string", Constraint: "string"}},
 }}, name: &checkPCIAddress, body: &check{types: isObject, tests: []test{&object{members: []*member{
 	&memberDependsOn,
-	{name: "drivers_autoprobe", doc: "Whether the kernel binds new virtual functions to their driver by itself, the default. False for functions that are assigned to virtual machines.", check: &check{types: isBool}},
+	{name: "drivers_autoprobe", doc: "Whether the kernel binds new virtual functions to their driver by itself, the default. False for functions that are assigned to virtual machines. When it is turned on, virtual functions of a network card that have no driver are bound to theirs, too.", check: &check{types: isBool}},
 	&memberLifecycle,
 	{name: "num_vfs", doc: "Number of virtual functions. The kernel changes it only by removing all of them first, so a change replaces the resource, and with it what refers to it.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(65535)}}}, required: true},
 	&memberTimeouts,
 	{name: "total_vfs", doc: "Maximum number of virtual functions that the device supports.", check: &check{types: isInt}, computed: true},
+	{name: "vfs", doc: "What the network card enforces for its virtual functions, as ip link set vf does, keyed by their numbers, from 0: function N is virtfnN of the physical function. It is set before a virtual function is bound to a driver. Functions and attributes that are not declared are left unchanged; the drivers of the functions, also those in virtual machines, set some themselves, such as the MAC address. An attribute that is removed goes back to what it is without converge, that of a function that is removed, too; spoof_check, which is on or off then depending on the driver, stays as it is.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
+		{key: &checkPCIVFNumber, value: &checkPCIVF},
+	}}}}},
 	{name: "virtual_functions", doc: "Addresses of the virtual functions.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString}}}}, computed: true},
 }}}}, external: &checkExternal}

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +22,7 @@ var nodeRules = []Rule{
 	{"CV1175", "node-hugepages", "Wrong or too few huge pages", "A domain in huge pages needs one pool on each of its NUMA nodes, and all that run need enough pages", checks{each{named(libvirtDomain), checkHugepages}, sharedPools}},
 	{"CV1176", "node-virtual-functions", "Too few virtual functions", "There must be as many virtual functions as are bound to drivers", checks{sharedVirtualFunctions}},
 	{"CV1177", "node-assigned-driver", "PCI function may not be assignable", "A PCI function that a running domain has must be bound to a driver of VFIO", checks{each{named(libvirtDomain), checkAssigned}}},
+	{"CV1179", "node-virtual-function-attributes", "Wrong attributes of a virtual function", "Attributes are those of virtual functions that there are, and fit each other", checks{each{named(pciSRIOV), checkVFs}}},
 }
 
 // ignores reports whether a resource leaves one of some fields as it is: its value in the document says nothing then.
@@ -147,6 +149,29 @@ var sharedVirtualFunctions = &sharing{
 			p.report(r, path, "The num_vfs of %s is %d, and %d of its virtual functions are declared. Raise num_vfs, which replaces them all, or remove this one.", made.Ref, count, len(shared)-1)
 		}
 	},
+}
+
+// checkVFs checks what a network card is to enforce for virtual functions.
+func checkVFs(_ *Site, r *Resource, p *reporter) {
+	if ignores(r, "num_vfs", "vfs") {
+		return
+	}
+	vfs, _ := r.Spec["vfs"].(map[string]any)
+	for _, number := range slices.Sorted(maps.Keys(vfs)) {
+		vf := objectOf(vfs[number])
+		if n, err := strconv.ParseInt(number, 10, 64); err == nil && n >= intOf(r.Spec, "num_vfs") {
+			p.report(r, []string{"vfs", number}, "Virtual functions are numbered from 0, so of %d none has the number %s. Raise num_vfs, which replaces them all, or remove this one.", intOf(r.Spec, "num_vfs"), number)
+			continue
+		}
+		for _, needs := range []string{"qos", "vlan_protocol"} {
+			if _, stated := vf[needs]; stated && intOf(vf, "vlan") == 0 {
+				p.report(r, []string{"vfs", number, needs}, "Frames have %s only in a VLAN, and there is none. State vlan, or remove %[1]s.", needs)
+			}
+		}
+		if low, high := intOf(vf, "min_tx_rate"), intOf(vf, "max_tx_rate"); high > 0 && low > high {
+			p.report(r, []string{"vfs", number, "min_tx_rate"}, "The guaranteed rate, %d Mbit/s, is above the maximum rate, %d. Lower it.", low, high)
+		}
+	}
 }
 
 // checkAssigned warns of drivers that are none of VFIO by their names, which is what libvirt takes without further ado. Some vendors

@@ -9,10 +9,12 @@ import (
 
 // A SRIOV is the spec of the kind pci.sriov.
 type SRIOV struct {
-	// Whether the kernel binds new virtual functions to their driver by itself, the default. False for functions that are assigned to virtual machines.
+	// Whether the kernel binds new virtual functions to their driver by itself, the default. False for functions that are assigned to virtual machines. When it is turned on, virtual functions of a network card that have no driver are bound to theirs, too.
 	DriversAutoprobe *bool
 	// Number of virtual functions. The kernel changes it only by removing all of them first, so a change replaces the resource, and with it what refers to it.
 	NumVFs int64
+	// What the network card enforces for its virtual functions, as ip link set vf does, keyed by their numbers, from 0: function N is virtfnN of the physical function. It is set before a virtual function is bound to a driver. Functions and attributes that are not declared are left unchanged; the drivers of the functions, also those in virtual machines, set some themselves, such as the MAC address. An attribute that is removed goes back to what it is without converge, that of a function that is removed, too; spoof_check, which is on or off then depending on the driver, stays as it is.
+	VFs map[string]VF
 }
 
 // Object returns the struct as an object.
@@ -20,6 +22,7 @@ func (s *SRIOV) Object() schema.Object {
 	o := schema.Object{}
 	object.Put(o, "drivers_autoprobe", s.DriversAutoprobe)
 	o["num_vfs"] = s.NumVFs
+	object.PutObjectMap(o, "vfs", s.VFs, (*VF).Object)
 	return o
 }
 
@@ -31,9 +34,10 @@ func (s *SRIOV) Read(o schema.Object) error {
 }
 
 func (s *SRIOV) read(r *object.Reader, o map[string]any) {
-	r.Only(o, "drivers_autoprobe", "num_vfs")
+	r.Only(o, "drivers_autoprobe", "num_vfs", "vfs")
 	s.DriversAutoprobe = object.Optional[bool](r, o, "drivers_autoprobe")
 	s.NumVFs = object.Value[int64](r, o, "num_vfs")
+	s.VFs = object.StructMap(r, o, "vfs", (*VF).read)
 }
 
 // A SRIOVStatus is what the far side says of a thing of the kind pci.sriov.
@@ -50,4 +54,61 @@ func (s *SRIOVStatus) Object() schema.Object {
 	object.Put(o, "total_vfs", s.TotalVFs)
 	object.PutList(o, "virtual_functions", s.VirtualFunctions)
 	return o
+}
+
+// A VF is in vfs of SRIOV.
+type VF struct {
+	// State of the link of the function: that of the physical link (auto), always up (enable), so that functions reach each other without it, or always down (disable). Unset: auto.
+	LinkState *string
+	// MAC address of the function, which the driver of the function, such as that in a virtual machine, takes when it starts, and usually cannot change. If unset, that driver chooses one.
+	MAC *string
+	// Maximum rate of what the function sends, in Mbit/s. 0, or unset: no limit. Some drivers limit it only while the link is up.
+	MaxTxRate *int64
+	// Guaranteed rate of what the function sends, in Mbit/s. 0, or unset: none.
+	MinTxRate *int64
+	// Priority of the frames of the function in its VLAN. Unset: 0.
+	QoS *int64
+	// Whether frames that the function sends with a source address other than its own are dropped. If unset, the driver of the physical function decides.
+	SpoofCheck *bool
+	// Whether the function may do what concerns others, such as receive all frames or change its MAC address. Unset: no. Some drivers reset the function when it changes.
+	Trust *bool
+	// VLAN of the function, whose frames it gets untagged. 0, or unset: none.
+	VLAN *int64
+	// Protocol of the VLAN: 802.1Q, also if unset, or 802.1ad.
+	VLANProtocol *string
+}
+
+// Object returns the struct as an object.
+func (s *VF) Object() schema.Object {
+	o := schema.Object{}
+	object.Put(o, "link_state", s.LinkState)
+	object.Put(o, "mac", s.MAC)
+	object.Put(o, "max_tx_rate", s.MaxTxRate)
+	object.Put(o, "min_tx_rate", s.MinTxRate)
+	object.Put(o, "qos", s.QoS)
+	object.Put(o, "spoof_check", s.SpoofCheck)
+	object.Put(o, "trust", s.Trust)
+	object.Put(o, "vlan", s.VLAN)
+	object.Put(o, "vlan_protocol", s.VLANProtocol)
+	return o
+}
+
+// Read reads the struct from an object. It fails when a field is of another type than the schema says.
+func (s *VF) Read(o schema.Object) error {
+	var r object.Reader
+	s.read(&r, o)
+	return r.Err()
+}
+
+func (s *VF) read(r *object.Reader, o map[string]any) {
+	r.Only(o, "link_state", "mac", "max_tx_rate", "min_tx_rate", "qos", "spoof_check", "trust", "vlan", "vlan_protocol")
+	s.LinkState = object.Optional[string](r, o, "link_state")
+	s.MAC = object.Optional[string](r, o, "mac")
+	s.MaxTxRate = object.Optional[int64](r, o, "max_tx_rate")
+	s.MinTxRate = object.Optional[int64](r, o, "min_tx_rate")
+	s.QoS = object.Optional[int64](r, o, "qos")
+	s.SpoofCheck = object.Optional[bool](r, o, "spoof_check")
+	s.Trust = object.Optional[bool](r, o, "trust")
+	s.VLAN = object.Optional[int64](r, o, "vlan")
+	s.VLANProtocol = object.Optional[string](r, o, "vlan_protocol")
 }
