@@ -64,7 +64,7 @@ lint: ## vet, staticcheck (pinned in go.mod), gofmt, and that every seeded bug s
 	CGO_ENABLED=0 go vet ./providers/libvirt
 	cd e2e/outside && go vet ./...
 	go tool staticcheck ./...
-	go tool staticcheck $(TAGS) ./providers/libvirt ./internal/libvirttest
+	go tool staticcheck $(TAGS) ./providers/libvirt ./internal/libvirttest ./e2e/faults
 	go run ./e2e/mutants -n
 
 .PHONY: bench

@@ -224,6 +224,21 @@ func (h *Host) Restart(t testing.TB) {
 	h.Sh(t, daemon)
 }
 
+// Sweep ends what is left of networks that libvirtd was starting or stopping when it was killed, before Restart: it forgets them, and such
+// a network does not start until somebody has deleted its bridge, and ended the dnsmasq that has its address.
+func (h *Host) Sweep(t testing.TB) {
+	t.Helper()
+	h.Sh(t, `
+for p in /proc/[0-9]*; do
+	n=$(tr '\0' '\n' <$p/cmdline 2>/dev/null | sed -n 's|^--conf-file=/var/lib/libvirt/dnsmasq/\(.*\)\.conf$|\1|p')
+	if [ "$n" ] && [ ! -e "/run/libvirt/network/$n.xml" ]; then kill -9 ${p#/proc/} || true; fi
+done
+for b in /sys/class/net/*/bridge; do
+	b=${b%/bridge} b=${b#/sys/class/net/}
+	if [ "$b" != "*" ] && ! grep -qs "<bridge name='$b'" /run/libvirt/network/*.xml; then ip link delete "$b"; fi
+done`)
+}
+
 // Clear deletes all networks, pools and domains, and the files of pools below the directory srv of the host.
 func (h *Host) Clear(t testing.TB) {
 	t.Helper()
