@@ -180,6 +180,70 @@ func TestCutBeforeTheLast(t *testing.T) {
 	}
 }
 
+// The same holds for a call of an undo: the rollback of what was done goes on, in its process or the next.
+func TestUndoCutBeforeTheLast(t *testing.T) {
+	const guard = "site/far.guard/g"
+	mark := regexp.MustCompile(`\s*"mark": "[^"]*far.guard/g#\d+",`) // what is made again has another one
+	documents := func(spec string) map[string]string {
+		m := map[string]string{"site/far.net/n": `{}`}
+		if spec != "" {
+			m[guard] = spec
+		}
+		return m
+	}
+	const one, two = `{"labels": {"a": "1"}, "size": 3}`, `{"labels": {"a": "2"}, "size": 3}`
+	for name, c := range map[string]struct{ from, to string }{"create": {"", one}, "update": {one, two}, "delete": {one, ""}} {
+		for i := range 4 {
+			resumed, marked := i%2 == 0, i < 2
+			t.Run(fmt.Sprintf("%s, resumed %t, marked %t", name, resumed, marked), func(t *testing.T) {
+				s := enginetest.New()
+				traits := fake.NodeTraits()
+				traits.SetLast, traits.Mark = []string{"size"}, marked
+				s.World.Traits = map[string]providers.Traits{"far.guard": traits}
+				cut, end := &atomic.Bool{}, &atomic.Bool{}
+				on := func(o *engine.Options) {
+					around(o, "far.guard", func(k providers.Served) providers.Kind {
+						return machines{k.Kind, false, cut, func() { end.Store(resumed) }}
+					})
+				}
+				s.Converge(t, s.Document(t, documents(c.from)))
+				dump := func() string { return mark.ReplaceAllString(s.World.Dump(), "") }
+				before := dump()
+				e := s.Engine(on)
+				p, err := e.Plan(t.Context(), s.Document(t, documents(c.to)), plan.Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				res, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()})
+				e.Close()
+				if err != nil || res.Run.Status != state.RunApplied {
+					t.Fatalf("%s: %v", res.Run.Status, err)
+				}
+				cut.Store(true)
+				e, kv, died := dying(s, 1<<30, false, on)
+				end = died
+				back, err := e.Rollback(context.Background(), res.Run.ID, engine.ApplyOptions{})
+				e.Close()
+				if cut.Load() {
+					t.Fatalf("no call was cut: %s", back.Run.Status)
+				}
+				if resumed {
+					kv.Lapse()
+					e := s.Engine(on)
+					defer e.Close()
+					back, err = e.Resume(t.Context(), "", engine.ApplyOptions{})
+				}
+				if err != nil || back.Run.Status != state.RunReverted {
+					t.Errorf("the run ended %s: %s, %v, %v", back.Run.Status, back.Run.Message, back.Differences, err)
+				}
+				if is := dump(); is != before {
+					t.Errorf("the world was\n%s\nand is\n%s", before, is)
+				}
+			})
+		}
+	}
+}
+
 // What another client made in the meantime is its own, also where nothing carries marks and it is exactly what was to be made: the
 // answer that it exists says that the call made nothing.
 func TestMadeByOthersMeanwhile(t *testing.T) {

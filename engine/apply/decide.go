@@ -43,6 +43,7 @@ type known struct {
 	sent        bool          // the call was accepted: secrets that never come back are taken to be as sent
 	ignore      []string      // paths of the spec that are ignored: they are not checked afterwards, and an undo leaves them alone
 	touched     []string      // undone update: the fields that the step changed; what others have changed since stays
+	changed     schema.Object // undone update: what the step should have made
 	seen        string        // undone: digest of what was observed when the step ended; empty when it did not get that far
 	finished    bool          // undone: the step was done
 	recorded    *state.Record // undone create: its current record; nil: none

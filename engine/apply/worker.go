@@ -164,12 +164,23 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		for _, c := range s.Changes {
 			w.touched = append(w.touched, c.Field())
 		}
-		if w.seen == "" { // a call that was cut may have left anything in these
-			w.touched = append(w.touched, w.traits.SetLast...)
-		}
 		w.unsure = true // what is there may be our change, whole or in part
-		w.stated, w.dropped = pick(w.before, w.touched), pick(r.resolve(s.Ref, s.After, r.ids), w.touched)
+		w.changed = r.resolve(s.Ref, s.After, r.ids)
+		w.touch(w.seen == "" || r.sum.Undo[s.ID].Attempts > 0)
 	}
+}
+
+// touch takes what an undone update states from what the step changed. A call that was cut, its own or that of the undo, may also have left
+// anything in what is set last.
+func (w *worker) touch(cut bool) {
+	if cut {
+		for _, f := range w.traits.SetLast {
+			if !slices.Contains(w.touched, f) {
+				w.touched = append(w.touched, f)
+			}
+		}
+	}
+	w.stated, w.dropped = pick(w.before, w.touched), pick(w.changed, w.touched)
 }
 
 // ignored returns the paths that the run ignores in the step's resource, or that were ignored in a resource that the step
@@ -543,6 +554,9 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 	defer func() {
 		if err == nil || providers.ClassOf(err) == providers.Unknown && !providers.Over(err) { // also when it panics
 			w.acted = time.Now()
+		}
+		if err != nil && w.touched != nil && providers.ClassOf(err) == providers.Unknown {
+			w.touch(true)
 		}
 	}()
 	c := providers.Call{Ref: w.step.Ref, ID: w.id, Mark: w.mark, Want: want, Key: w.key(), Epoch: w.epoch}
