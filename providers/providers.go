@@ -288,7 +288,7 @@ type Traits struct {
 	Fixed           bool          // no call changes an immutable field: one that is no longer reported, or reported as its default, is as recorded
 	SelfChanging    []string      // fields that the far side may set by itself to what an update requests: observing them does not prove a call
 	Later           []string      // fields that can be set only once a thing is ready for them: when it is Ready and lacks nothing else, another update follows, and so on
-	SetLast         []string      // fields that a call sets after everything else: a call that was cut may leave any value in them
+	SetLast         []string      // fields that a call sets after everything else, or a delete before it: a call that was cut may leave any value in them
 	Serial          bool          // calls that change things of the kind are made one after the other, so more of them at the same time only wait
 	Vanishes        bool          // an update makes the thing absent for a moment, and one that was cut may leave it so
 	Overlap         []string      // keyed lists in which an update temporarily has new elements under other keys beside the old ones

@@ -250,9 +250,24 @@ func (k *known) ours(have *providers.Thing) bool {
 		missed := k.missed(have)
 		return k.unsure && len(missed) > 0 && !slices.ContainsFunc(missed, func(c diff.Change) bool { return !slices.Contains(k.traits.SetLast, c.Field()) })
 	case k.lost:
-		return k.early(diff.Assume(have.Spec, have.Unfilled, k.made)).Equal(k.early(k.made))
+		return k.resembles(have)
 	}
 	return k.unsure
+}
+
+// resembles reports whether a thing is as our create makes it, apart from what a call sets last, and from what the far side chooses itself.
+func (k *known) resembles(have *providers.Thing) bool {
+	same := func(_, id string) string { return id }
+	made, is := k.early(k.made), k.early(diff.Assume(have.Spec, have.Unfilled, k.made))
+	if len(diff.Compare(k.kind, made, is, nil, nil, same)) > 0 {
+		return false
+	}
+	for name := range diff.Rest(k.kind, is, made) {
+		if f := k.kind.Field(name); !f.Kept && f.Choose == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // early returns what a spec has besides what a call sets last.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -189,9 +190,17 @@ func TestWhatAnUndoRecognizes(t *testing.T) {
 		{schema.Object{"net": "n"}, nil, leaves},
 		{schema.Object{"net": "n"}, []string{"size"}, calls},
 		{schema.Object{"net": "other"}, []string{"size"}, leaves},
+		{schema.Object{"net": "n", "size": int64(1), "uuid": "chosen by the far side"}, nil, calls},
+		{schema.Object{"net": "n", "size": int64(1), "groups": []any{}}, nil, calls},
+		{schema.Object{"net": "n", "size": int64(1), "note": "of others"}, nil, leaves},
 	} {
+		kind := aHost()
+		kind.Fields = []schema.Field{
+			{Name: "groups", Type: schema.List, Elem: &schema.Field{Type: schema.String}}, kind.Fields[0], {Name: "note", Type: schema.String}, kind.Fields[1],
+			{Name: "uuid", Type: schema.String, Kept: true},
+		}
 		k := &known{
-			step: &plan.Step{Ref: theRef, Action: plan.Create}, undo: true, action: plan.Delete, kind: aHost(), lost: true, unsure: true,
+			step: &plan.Step{Ref: theRef, Action: plan.Create}, undo: true, action: plan.Delete, kind: kind, lost: true, unsure: true,
 			traits: providers.Traits{ID: "{name}", Create: providers.Conditional, Delete: providers.Blind}, site: "site", run: "run", id: "id", incarnation: 1,
 			made: schema.Object{"net": "n", "size": int64(1)},
 		}
@@ -226,6 +235,54 @@ func TestWhatAnUndoRemoves(t *testing.T) {
 	}
 	if v := k.decide(nil, false, false); v.do != finishes {
 		t.Errorf("gone: %d because of %v", v.do, v.why)
+	}
+}
+
+// TestWhatACutUndoLeaves: the call that deletes what a step made may be cut too, and leave anything in what is set last; that is no change of
+// others. What they have changed elsewhere still is.
+func TestWhatACutUndoLeaves(t *testing.T) {
+	kind := aHost()
+	kind.Fields = slices.Insert(kind.Fields, 0, schema.Field{Name: "active", Type: schema.Bool})
+	made := schema.Object{"net": "n", "size": int64(1), "active": true}
+	for _, c := range []struct {
+		called bool
+		have   schema.Object
+		do     move
+	}{
+		{false, schema.Object{"net": "n", "size": int64(1), "active": false}, leaves},
+		{true, schema.Object{"net": "n", "size": int64(1), "active": false}, calls},
+		{true, schema.Object{"net": "n", "size": int64(2), "active": false}, leaves},
+	} {
+		k := &known{
+			step: &plan.Step{Ref: theRef, Action: plan.Create, Record: &state.Record{Ref: theRef}}, undo: true, action: plan.Delete, kind: kind,
+			traits: providers.Traits{ID: "{name}", Create: providers.Conditional, Delete: providers.Blind, SetLast: []string{"active"}}, site: "site", run: "run", id: "id",
+			incarnation: 1, made: made, unsure: true, finished: true, seen: made.Digest(), called: c.called,
+			recorded: &state.Record{Ref: theRef, ID: "id", Run: "run", Spec: made, Rest: schema.Object{}},
+		}
+		if v := k.decide(&providers.Thing{ID: "id", Name: "a", Spec: c.have, Phase: providers.Ready}, false, false); v.do != c.do {
+			t.Errorf("called %t, and it is %v: %d because of %v, want %d", c.called, c.have, v.do, v.why, c.do)
+		}
+	}
+}
+
+// TestWhatAFailedThingGetsBack: an undo that is cut may leave a thing that has failed and shows little of what it has. All that it had is
+// restored then, also what the step did not change; what is shown stays as it is.
+func TestWhatAFailedThingGetsBack(t *testing.T) {
+	before := schema.Object{"net": "n", "size": int64(1)}
+	for phase, want := range map[providers.Phase]schema.Object{
+		providers.Ready:  {"size": int64(1)},
+		providers.Failed: {"net": "n", "size": int64(1)},
+	} {
+		k := &known{
+			step: &plan.Step{Ref: theRef, Action: plan.Update}, undo: true, action: plan.Update, kind: aHost(), site: "site", run: "run", id: "id", incarnation: 1,
+			before: before, touched: []string{"size"}, stated: schema.Object{"size": int64(1)}, dropped: schema.Object{"size": int64(2)}, unsure: true,
+		}
+		if got := k.restored(&providers.Thing{ID: "id", Phase: phase, Spec: schema.Object{}}); !got.Equal(want) {
+			t.Errorf("%s: %v is restored, want %v", phase, got, want)
+		}
+		if got := k.restored(&providers.Thing{ID: "id", Phase: phase, Spec: schema.Object{"net": "theirs"}}); !got.Equal(schema.Object{"size": int64(1)}) {
+			t.Errorf("%s, with a net of others: %v is restored", phase, got)
+		}
 	}
 }
 

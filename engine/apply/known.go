@@ -2,6 +2,7 @@ package apply
 
 import (
 	"errors"
+	"maps"
 	"slices"
 
 	"converge.dev/converge/engine/diff"
@@ -88,7 +89,7 @@ func (k *known) altered(have *providers.Thing) (paths []string) {
 	if !k.finished { // fields that are set later may be as the far side made them
 		itself = slices.Concat(itself, k.traits.Later)
 	}
-	if k.seen == "" { // and what was cut may have left anything in those that are set last
+	if k.seen == "" || k.called { // and what was cut, the call that deletes it too, may have left anything in those that are set last
 		itself = slices.Concat(itself, k.traits.SetLast)
 	}
 	is := sealed.Assume(k.kind, diff.Assume(have.Spec, have.Unfilled, k.made), k.made)
@@ -117,7 +118,21 @@ func (k *known) missed(have *providers.Thing) []diff.Change {
 		known = k.stated
 	}
 	spec := sealed.Assume(k.kind, diff.Assume(have.Spec, have.Unfilled, known), known)
-	return diff.Compare(k.kind, k.stated, spec, k.dropped, k.ignore, same)
+	return diff.Compare(k.kind, k.restored(have), spec, k.dropped, k.ignore, same)
+}
+
+// restored returns what must be stated of a thing afterwards. An update that is undone and was cut may have left one that has failed, and no
+// longer shows what else it had: that is restored with the rest.
+func (k *known) restored(have *providers.Thing) schema.Object {
+	if !k.undo || k.action != plan.Update || have.Phase != providers.Failed {
+		return k.stated
+	}
+	whole := maps.Clone(k.before)
+	for name := range have.Spec {
+		delete(whole, name)
+	}
+	maps.Copy(whole, k.stated)
+	return whole
 }
 
 // unmet lists the paths of what [known.missed] lists.

@@ -611,7 +611,7 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 
 // back returns the spec that the thing should have after the undo: what the step changed is as before, everything else as it is.
 func (w *worker) back(have *providers.Thing) schema.Object {
-	back := diff.Merge(w.kind, w.stated, have.Spec, w.dropped, w.ignore)
+	back := diff.Merge(w.kind, w.restored(have), have.Spec, w.dropped, w.ignore)
 	for i := range w.kind.Fields { // a field that stays when it is no longer stated is removed if it was absent before
 		f := &w.kind.Fields[i]
 		if _, was := w.stated[f.Name]; (f.Kept || f.Choose != nil) && !was && slices.Contains(w.touched, f.Name) {
