@@ -20,6 +20,9 @@
 //	CONVERGE_TORTURE=push go test ./e2e/crash -run TestTortureKilled
 //	go test ./e2e/crash -run TestTortureKilled -crash.plan=17 -v        one plan, at all points that it reaches
 //
+// The same is done on real nodes, with libvirt and Open vSwitch, between two revisions of a document. What the node has in the end is read by
+// virsh, qemu-img and ovs-vsctl, and compared with what it has when nothing is killed. There also libvirtd is killed in the middle of calls.
+//
 // # Split brain (test D)
 //
 // All sites share one real etcd and, each, one simulated Carbide service. A first process is stopped at a point for longer

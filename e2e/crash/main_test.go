@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(scratch)
 		binary = filepath.Join(scratch, "converge")
-		build := exec.Command("go", "build", "-tags=failpoint", "-o", binary, "../../cmd/converge")
+		build := exec.Command("go", "build", "-tags=failpoint,libvirt_dlopen", "-o", binary, "../../cmd/converge")
 		build.Stdout, build.Stderr = os.Stderr, os.Stderr
 		if err := build.Run(); err != nil {
 			fmt.Fprintln(os.Stderr, "build the program under test:", err)
