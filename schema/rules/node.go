@@ -22,7 +22,7 @@ var nodeRules = []Rule{
 	{"CV1175", "node-hugepages", "Wrong or too few huge pages", "A domain in huge pages needs one pool on each of its NUMA nodes, and all that run need enough pages", checks{each{named(libvirtDomain), checkHugepages}, sharedPools}},
 	{"CV1176", "node-virtual-functions", "Too few virtual functions", "There must be as many virtual functions as are bound to drivers", checks{sharedVirtualFunctions}},
 	{"CV1177", "node-assigned-driver", "PCI function may not be assignable", "A PCI function that a running domain has must be bound to a driver of VFIO", checks{each{named(libvirtDomain), checkAssigned}}},
-	{"CV1179", "node-virtual-function-attributes", "Wrong attributes of a virtual function", "Attributes are those of virtual functions that there are, and fit each other", checks{each{named(pciSRIOV), checkVFs}}},
+	{"CV1184", "node-virtual-function-attributes", "Wrong attributes of a virtual function", "Attributes are those of virtual functions that there are, and fit each other", checks{each{named(pciSRIOV), checkVFs}}},
 }
 
 // ignores reports whether a resource leaves one of some fields as it is: its value in the document says nothing then.
