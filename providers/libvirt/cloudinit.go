@@ -183,15 +183,9 @@ func (seeds) create(ch *change, want schema.Object) error {
 	if err != nil {
 		return err
 	}
-	v := libvirtxml.StorageVolume{
-		Type: "file", Name: name,
-		Allocation: &libvirtxml.StorageVolumeSize{Unit: "bytes"},
-		Capacity:   &libvirtxml.StorageVolumeSize{Unit: "bytes", Value: cidata.Size},
-		Target:     &libvirtxml.StorageVolumeTarget{Format: &libvirtxml.StorageVolumeTargetFormat{Type: "raw"}},
-	}
-	xml, err := v.Marshal()
+	xml, err := textOf(newFile(name, cidata.Size, "raw"))
 	if err != nil {
-		return refuse(providers.Invalid, "it cannot be written as XML: %w", err)
+		return err
 	}
 	before := make([]byte, cidata.Size)
 	switch have, err := ch.volumes(ch.ctx, s.Pool, []string{name}); {

@@ -242,12 +242,7 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 	case s.Complete != nil && !*s.Complete:
 		return nil, refuse(providers.Invalid, "a volume cannot be asked to be incomplete")
 	}
-	v := libvirtxml.StorageVolume{
-		Type: "file", Name: name,
-		Allocation: &libvirtxml.StorageVolumeSize{Unit: "bytes"}, // without it, libvirt would fill the whole file before it returns
-		Capacity:   &libvirtxml.StorageVolumeSize{Unit: "bytes", Value: uint64(s.Capacity)},
-		Target:     &libvirtxml.StorageVolumeTarget{Format: &libvirtxml.StorageVolumeTargetFormat{Type: format}},
-	}
+	v := newFile(name, s.Capacity, format)
 	if s.Backing != nil {
 		backing, err := ch.image(*s.Backing)
 		if err != nil {
@@ -262,8 +257,8 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 			return nil, err
 		}
 	}
-	if d.xml, err = v.Marshal(); err != nil {
-		return nil, refuse(providers.Invalid, "it cannot be written as XML: %w", err)
+	if d.xml, err = textOf(v); err != nil {
+		return nil, err
 	}
 	if s.Image != nil {
 		if d.image, err = ch.openImage(*s.Image, or(s.ImageSha256, ""), format, s.Capacity); err != nil {
@@ -271,6 +266,25 @@ func (ch *change) draft(id string, want schema.Object) (*draft, error) {
 		}
 	}
 	return d, nil
+}
+
+// newFile describes a volume that is to be made: an image file without contents.
+func newFile(name string, bytes int64, format string) *libvirtxml.StorageVolume {
+	return &libvirtxml.StorageVolume{
+		Type: "file", Name: name,
+		Allocation: &libvirtxml.StorageVolumeSize{Unit: "bytes"}, // without it, libvirt would fill the whole file before it returns
+		Capacity:   &libvirtxml.StorageVolumeSize{Unit: "bytes", Value: uint64(bytes)},
+		Target:     &libvirtxml.StorageVolumeTarget{Format: &libvirtxml.StorageVolumeTargetFormat{Type: format}},
+	}
+}
+
+// textOf returns a volume as libvirt takes it.
+func textOf(v *libvirtxml.StorageVolume) (string, error) {
+	xml, err := v.Marshal()
+	if err != nil {
+		return "", refuse(providers.Invalid, "it cannot be written as XML: %w", err)
+	}
+	return xml, nil
 }
 
 // rawISO returns a format: iso is what libvirt calls raw images when it notices that they have a file system for CDs.
@@ -305,13 +319,19 @@ func (ch *change) image(id string) (*libvirtxml.StorageVolume, error) {
 
 // definitionOf returns the volume with an id.
 func (ch *change) definitionOf(id string) (*libvirtxml.StorageVolume, error) {
+	v, err := ch.lookup(id)
+	if err == nil && v == nil {
+		err = refuse(providers.Absent, "volume %s does not exist", id)
+	}
+	return v, err
+}
+
+// lookup returns the volume with an id; nil when there is none.
+func (ch *change) lookup(id string) (*libvirtxml.StorageVolume, error) {
 	pool, name, _ := strings.Cut(id, "/")
 	xmls, err := ch.volumes(ch.ctx, pool, []string{name})
-	if err != nil {
+	if err != nil || len(xmls) == 0 {
 		return nil, err
-	}
-	if len(xmls) == 0 {
-		return nil, refuse(providers.Absent, "volume %s does not exist", id)
 	}
 	v := &libvirtxml.StorageVolume{}
 	return v, v.Unmarshal(xmls[0])

@@ -11,14 +11,15 @@ import (
 	"syscall"
 	"time"
 
-	"libvirt.org/go/libvirtxml"
-
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
 
 // longestFill is how long it may take to fill a volume.
 const longestFill = time.Hour
+
+// id returns the id of the volume.
+func (d *draft) id() string { return d.pool + "/" + d.name }
 
 // filled reports whether a volume is made with contents.
 func (d *draft) filled() bool { return d.clone != nil || d.image != nil }
@@ -106,7 +107,7 @@ func (ch *change) makeMarked(d *draft) error {
 	}
 	return ch.unfilled(err, func() error {
 		if made {
-			if err := ch.discard(d.pool, d.name, math.MaxInt64); err != nil {
+			if err := ch.discard(d.id(), math.MaxInt64); err != nil {
 				return err
 			}
 		}
@@ -116,9 +117,9 @@ func (ch *change) makeMarked(d *draft) error {
 
 // absent refuses to make a volume where another client has made one since there was none.
 func (ch *change) absent(d *draft) error {
-	there, err := ch.volumes(ch.ctx, d.pool, []string{d.name})
-	if err == nil && len(there) > 0 {
-		err = refuse(providers.Exists, "volume %s/%s exists already", d.pool, d.name)
+	v, err := ch.lookup(d.id())
+	if err == nil && v != nil {
+		err = refuse(providers.Exists, "volume %s exists already", d.id())
 	}
 	return err
 }
@@ -156,8 +157,7 @@ func (ch *change) withdraw(have providers.Thing) error {
 	if !ok {
 		capacity = math.MaxInt64
 	}
-	pool, name, _ := strings.Cut(have.ID, "/")
-	return ch.discard(pool, name, capacity)
+	return ch.discard(have.ID, capacity)
 }
 
 // finish makes a volume that has its marks. It reports whether there is then something of it: what libvirt refuses to create, it deletes
@@ -206,7 +206,7 @@ func (ch *change) uploadImage(d *draft) error {
 		return err
 	}
 	if !bytes.Equal(there.Sum(nil), r.hash.Sum(nil)) {
-		return refuse(providers.Invalid, "volume %s/%s has other contents than were uploaded; is there room in its pool?", d.pool, d.name)
+		return refuse(providers.Invalid, "volume %s has other contents than were uploaded; is there room in its pool?", d.id())
 	}
 	return nil
 }
@@ -217,7 +217,7 @@ func (ch *change) sync(d *draft) error {
 	if !ch.host.here() {
 		return nil
 	}
-	v, err := ch.definitionOf(d.pool + "/" + d.name)
+	v, err := ch.definitionOf(d.id())
 	if err != nil || v.Target == nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func (ch *change) sync(d *draft) error {
 	}
 	defer f.Close()
 	if err := f.Sync(); err != nil {
-		return refuse(providers.Invalid, "volume %s/%s cannot be written to the disk: %w", d.pool, d.name, err)
+		return refuse(providers.Invalid, "volume %s cannot be written to the disk: %w", d.id(), err)
 	}
 	return nil
 }
@@ -240,7 +240,7 @@ func (ch *change) grow(d *draft) error {
 		}
 		return ch.do(func() error { return ch.resizeVolume(ch.ctx, d.pool, d.name, uint64(d.spec.Capacity)) })
 	}
-	v, err := ch.definitionOf(d.pool + "/" + d.name)
+	v, err := ch.definitionOf(d.id())
 	if err != nil {
 		return err
 	}
@@ -250,7 +250,7 @@ func (ch *change) grow(d *draft) error {
 	}
 	switch {
 	case is > want: // the source has grown meanwhile
-		return refuse(providers.Conflict, "volume %s/%s has %d bytes, more than the wanted %d", d.pool, d.name, is, want)
+		return refuse(providers.Conflict, "volume %s has %d bytes, more than the wanted %d", d.id(), is, want)
 	case is == want:
 		return nil
 	}
@@ -259,28 +259,25 @@ func (ch *change) grow(d *draft) error {
 
 // discard deletes what there is of an incomplete volume, unless it is in use, or cannot be of converge: it is larger than the volume is to
 // be, or based on another one. libvirt refuses that only while a copy to it is in progress, of a call whose answer was lost.
-func (ch *change) discard(pool, name string, capacity int64) error {
-	xmls, err := ch.volumes(ch.ctx, pool, []string{name})
-	if err != nil || len(xmls) == 0 {
+func (ch *change) discard(id string, capacity int64) error {
+	v, err := ch.lookup(id)
+	if err != nil || v == nil {
 		return err
 	}
-	var v libvirtxml.StorageVolume
-	if err := v.Unmarshal(xmls[0]); err != nil {
-		return err
-	}
+	pool, name, _ := strings.Cut(id, "/")
 	i := image{pool: pool, volume: name}
 	if v.Target != nil {
 		i.path = v.Target.Path
 	}
 	if v.Capacity != nil && v.Capacity.Value > uint64(capacity) || v.BackingStore != nil && v.BackingStore.Path != "" {
-		return refuse(providers.Conflict, "volume %s/%s is not what converge was creating, so it is not deleted: another client has made it, or "+
-			"what it is copied from has grown. To go on, delete it (virsh vol-delete %s %s)", pool, name, name, pool)
+		return refuse(providers.Conflict, "volume %s is not what converge was creating, so it is not deleted: another client has made it, or "+
+			"what it is copied from has grown. To go on, delete it (virsh vol-delete %s %s)", id, name, pool)
 	}
 	switch by, err := ch.user(i); {
 	case err != nil:
 		return err
 	case by != "":
-		return refuseUsed("volume %s/%s is incomplete, and %s", pool, name, by)
+		return refuseUsed("volume %s is incomplete, and %s", id, by)
 	}
 	err = ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name) })
 	if a := (*answer)(nil); errors.As(err, &a) && a.class == providers.Invalid {

@@ -576,6 +576,22 @@ func TestMarkCutOff(t *testing.T) {
 	}
 }
 
+// TestMarkOfNothing: a volume that is called only what the names of marks end in is a volume like any other.
+func TestMarkOfNothing(t *testing.T) {
+	f, p := newVolumeFake(t)
+	for _, ending := range []string{announcedEnding, begunEnding} {
+		f.mark(t, "q/", 4096, ending)
+		th, err := served(t, p, "libvirt.volume").Kind.Get(t.Context(), []string{"q/" + ending})
+		if err != nil || len(th) != 1 || th[0].Name != ending || th[0].Spec["complete"] != true {
+			t.Errorf("it is observed as %v (%v)", th, err)
+		}
+	}
+	listed, err := providers.Collect(served(t, p, "libvirt.volume").Kind.List(t.Context()))
+	if err != nil || len(listed) != 3 || slices.ContainsFunc(listed, func(th providers.Thing) bool { return th.Name == "" }) {
+		t.Errorf("there are %v (%v)", listed, err)
+	}
+}
+
 // TestUploadLost: libvirt confirms an upload of which it could not write the end.
 func TestUploadLost(t *testing.T) {
 	f, p := newVolumeFake(t)

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"libvirt.org/go/libvirtxml"
-
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
@@ -42,10 +40,18 @@ var origins = []string{"clone", "image", "image_sha256"}
 // isComplete reports whether a volume that was listed has all of its contents.
 func isComplete(spec schema.Object) bool { return spec["complete"] != false }
 
-// isMark reports whether a volume with a name is a mark.
-func isMark(name string) bool {
-	return strings.HasSuffix(name, announcedEnding) || strings.HasSuffix(name, begunEnding)
+// markOf returns the name of the volume that one with some name is a mark of, and which mark it is; empty when it is none.
+func markOf(name string) (of, ending string) {
+	for _, ending := range []string{announcedEnding, begunEnding} {
+		if of, is := strings.CutSuffix(name, ending); is && of != "" {
+			return of, ending
+		}
+	}
+	return "", ""
 }
+
+// isMark reports whether a volume with a name is a mark.
+func isMark(name string) bool { of, _ := markOf(name); return of != "" }
 
 // withMarks adds to the ids of volumes those of their marks, each after its volume: one that is found without them is complete. It may have
 // been smaller when it was found, which is no matter: what is planned from that is refused, because it has changed.
@@ -74,12 +80,16 @@ func marked(found []providers.Thing, ids []string) (all []providers.Thing) {
 		return marks[id]
 	}
 	for _, th := range found {
-		if id, is := strings.CutSuffix(th.ID, begunEnding); is {
-			of(id).Detail = begun
-		} else if id, is := strings.CutSuffix(th.ID, announcedEnding); is && th.Spec["capacity"] != int64(0) { // it was not even made
-			of(id).Spec["capacity"], of(id).Unfilled = th.Spec["capacity"], slices.Concat(origins, []string{"format"})
-		} else if is {
-			of(id)
+		name, ending := markOf(th.Name)
+		if name == "" {
+			continue
+		}
+		m := of(strings.TrimSuffix(th.ID, ending))
+		switch bytes := th.Spec["capacity"]; {
+		case ending == begunEnding:
+			m.Detail = begun
+		case bytes != int64(0): // that of a file of which libvirt was killed in the middle
+			m.Spec["capacity"], m.Unfilled = bytes, slices.Concat(origins, []string{"format"})
 		}
 	}
 	for _, th := range found {
@@ -104,22 +114,16 @@ func marked(found []providers.Thing, ids []string) (all []providers.Thing) {
 
 // announce makes the first mark of a volume.
 func (ch *change) announce(d *draft) error {
-	return ch.makeMark(d.pool, d.name+announcedEnding, uint64(d.spec.Capacity))
+	return ch.makeMark(d.pool, d.name+announcedEnding, d.spec.Capacity)
 }
 
 // begin makes the second mark of a volume.
 func (ch *change) begin(d *draft) error { return ch.makeMark(d.pool, d.name+begunEnding, markBytes) }
 
-func (ch *change) makeMark(pool, name string, capacity uint64) error {
-	m := libvirtxml.StorageVolume{
-		Type: "file", Name: name,
-		Allocation: &libvirtxml.StorageVolumeSize{Unit: "bytes"},
-		Capacity:   &libvirtxml.StorageVolumeSize{Unit: "bytes", Value: capacity},
-		Target:     &libvirtxml.StorageVolumeTarget{Format: &libvirtxml.StorageVolumeTargetFormat{Type: "raw"}},
-	}
-	xml, err := m.Marshal()
+func (ch *change) makeMark(pool, name string, bytes int64) error {
+	xml, err := textOf(newFile(name, bytes, "raw"))
 	if err != nil {
-		return refuse(providers.Invalid, "it cannot be written as XML: %w", err)
+		return err
 	}
 	return ch.do(func() error { return ch.createVolume(ch.ctx, pool, xml) })
 }

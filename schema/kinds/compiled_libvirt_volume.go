@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindLibvirtVolume, "libvirt/volume.cue", "c5852d8e65df073051be6c6b579ac3dd2cc40c700abd6c0d392ff031c0c23ac4")
+	compiledFiles.add(&kindLibvirtVolume, "libvirt/volume.cue", "219bdfe93cd80f70372accad191d840be87cd832ad47f3d86d92e55cca40c183")
 }
 
 var checkLibvirtImagePath = check{name: "#LibvirtImagePath", doc: `A relative path without empty, "." and ".." components and without control characters.`, types: isString, tests: []test{&pattern{text: `^(\.?[^./\x00-\x1f\x7f-\x9f][^/\x00-\x1f\x7f-\x9f]*|\.\.[^/\x00-\x1f\x7f-\x9f]+)(/(\.?[^./\x00-\x1f\x7f-\x9f][^/\x00-\x1f\x7f-\x9f]*|\.\.[^/\x00-\x1f\x7f-\x9f]+))*$`}}}

@@ -73,7 +73,7 @@ func checkContents(_ *Site, r *Resource, p *reporter) {
 	if textOf(r.Spec, "image_sha256") != "" && textOf(r.Spec, "image") == "" {
 		p.report(r, []string{"image_sha256"}, "There is no image to compare with. Set image, or remove image_sha256.")
 	}
-	for _, ending := range []string{".converge-incomplete", ".converge-begun"} {
+	for _, ending := range []string{".converge-incomplete", ".converge-begun"} { // as the provider has them
 		if strings.HasSuffix(r.Ref.Name, ending) {
 			p.report(r, nil, "A volume whose name ends in %q marks another one as incomplete. Choose another name.", ending)
 		}
