@@ -22,7 +22,6 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/remedy"
-	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
@@ -687,21 +686,4 @@ func TestLists(t *testing.T) {
 	}
 	noSecrets(t, text+document)
 	golden(t, "lists.txt", text+"────\n"+document)
-}
-
-// What an import left out is named, so that it can be found; of many with one reason, the first.
-func TestLeftoversText(t *testing.T) {
-	var left []survey.Leftover
-	for i := range 7 {
-		left = append(left, survey.Leftover{Unmanaged: plan.Unmanaged{Scope: "n1", Kind: "ovs.port", ID: fmt.Sprintf("vnet%d", i), Name: fmt.Sprintf("vnet%d", i)}, Reason: "it goes"})
-	}
-	left = append(left, survey.Leftover{Unmanaged: plan.Unmanaged{Scope: "n1", Kind: "ovs.port", ID: "p"}, Reason: "it has failed"})
-	want := `
-Left out:
-     7 × n1/ovs.port  vnet0, vnet1, vnet2, vnet3, vnet4 and 2 more: it goes
-     1 × n1/ovs.port  p: it has failed
-`
-	if d := cmp.Diff(want, view.LeftoversText(left, nil, nil)); d != "" {
-		t.Errorf("(-want +is):\n%s", d)
-	}
 }
