@@ -202,6 +202,29 @@ func TestEveryPackageSaysWhatItIsFor(t *testing.T) {
 	}
 }
 
+// A goroutine that ends while it is locked to its thread ends the thread too, and Pdeathsig is sent when the thread ends
+// that started a process: whichever process of another test that is dies with it.
+func TestNoThreadEnds(t *testing.T) {
+	locks := regexp.MustCompile(`runtime\.LockOSThread\(\).*\n(.*)`)
+	found := 0
+	err := filepath.WalkDir("..", func(path string, d os.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".go" || filepath.Base(path) == "house_test.go" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range locks.FindAllSubmatch(text, -1) {
+			found++
+			if strings.TrimSpace(string(m[1])) != "defer runtime.UnlockOSThread()" {
+				t.Errorf("%s locks a goroutine to its thread, and does not defer the unlocking at once: %s", path, m[0])
+			}
+		}
+		return err
+	})
+	if err != nil || found < 3 {
+		t.Errorf("%d places lock a goroutine to its thread (%v)", found, err)
+	}
+}
+
 // TestEveryUnracedTestRuns finds the tests that ask whether the race detector is on, which it makes skip something: make test runs
 // them without it too. It has to list them, because a whole package twice takes minutes.
 func TestEveryUnracedTestRuns(t *testing.T) {

@@ -165,22 +165,7 @@ func Link(t testing.TB, a *Switch, nameA string, b *Switch, nameB string) {
 // Socket opens a UDP socket in the network namespace of a real switch, until the test ends.
 func (s *Switch) Socket(t testing.TB, address string) *net.UDPConn {
 	t.Helper()
-	var conn net.PacketConn
-	var err error
-	opened := make(chan struct{})
-	go func() {
-		defer close(opened)
-		runtime.LockOSThread() // for good: the thread stays in that namespace, and ends with this goroutine
-		var f *os.File
-		if f, err = os.Open(fmt.Sprintf("/proc/%d/ns/net", s.pid)); err != nil {
-			return
-		}
-		defer f.Close()
-		if err = unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err == nil {
-			conn, err = net.ListenPacket("udp", address)
-		}
-	}()
-	<-opened
+	conn, err := s.listen(address)
 	if err != nil {
 		t.Fatalf("a socket at %s: %v", address, err)
 	}
@@ -190,4 +175,30 @@ func (s *Switch) Socket(t testing.TB, address string) *net.UDPConn {
 		}
 	})
 	return conn.(*net.UDPConn)
+}
+
+// listen opens the socket on a thread that is in the namespace meanwhile. The thread must come back: one that ended
+// would take the processes with it that it had started to die with their parent (Pdeathsig is the end of a thread).
+func (s *Switch) listen(address string) (net.PacketConn, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	here, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	defer here.Close()
+	there, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.pid))
+	if err != nil {
+		return nil, err
+	}
+	defer there.Close()
+	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
+			panic(err) // whatever this thread did from now on, it would do in the wrong namespace
+		}
+	}()
+	return net.ListenPacket("udp", address)
 }
