@@ -72,6 +72,8 @@ type conn interface {
 	updateHost(ctx context.Context, network string, how hostUpdate, xml string, stored, running bool) error
 
 	version(ctx context.Context) (string, error)
+	// hangUp ends the connection: the calls that wait end as lost.
+	hangUp()
 	alive() bool
 	lost() <-chan struct{} // closed once the connection is lost, where libvirt tells
 	close()

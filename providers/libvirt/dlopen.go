@@ -1,4 +1,4 @@
-//go:build cgo && libvirt_dlopen
+//go:build linux && cgo && libvirt_dlopen
 
 package libvirt
 
@@ -51,19 +51,14 @@ var classes = map[virt.ErrorNumber]providers.Class{
 	virt.ERR_RESOURCE_BUSY: providers.Busy,
 }
 
-// The client sends a probe every keepInterval seconds, and gives up after keepCount of them without an answer.
-const (
-	keepInterval = 5
-	keepCount    = 3
-)
-
-// events starts what delivers events, answers of a hanging server and ends of connections. The library has one loop for the whole
-// process, which cannot be ended.
-var events = sync.OnceValue(runLoop)
+// events starts what delivers events and ends of connections. The library has one loop for the whole process, which cannot be ended.
+var events = sync.OnceValues(runLoop)
 
 // library implements conn with the library of libvirt, which is loaded when the first function of it is called.
 type library struct {
 	c     *virt.Connect
+	loop  *loop
+	wires []int // what the loop watches for the connection
 	ended chan struct{}
 	told  []func() error // each ends a registration for events
 	files sync.Map       // POOL/NAME of the volumes that are being created or deleted
@@ -75,20 +70,21 @@ type library struct {
 
 // dial connects.
 func dial(uri string, event func(o object, name string)) (conn, error) {
-	if err := events(); err != nil {
-		return nil, err
-	}
-	c, err := virt.NewConnect(uri)
+	loop, err := events()
 	if err != nil {
 		return nil, err
 	}
-	l := &library{c: c, ended: make(chan struct{})}
+	l := &library{loop: loop, ended: make(chan struct{})}
+	l.wires = loop.during(func() { l.c, err = virt.NewConnect(uri) })
+	if err != nil {
+		return nil, err
+	}
+	c := l.c
 	end := sync.OnceFunc(func() { close(l.ended) })
 	driver, err := c.GetType()
 	l.memory = driver == "TEST"
 	err = errors.Join(err, l.notify(event),
-		unless(virt.ERR_NO_SUPPORT, c.SetKeepAlive(keepInterval, keepCount)), // the test driver has no server
-		unless(virt.ERR_NO_SUPPORT, c.RegisterCloseCallback(func(*virt.Connect, virt.ConnectCloseReason) { end() })),
+		unless(virt.ERR_NO_SUPPORT, c.RegisterCloseCallback(func(*virt.Connect, virt.ConnectCloseReason) { end() })), // the test driver has no server
 	)
 	if err != nil {
 		l.close()
@@ -113,6 +109,11 @@ func (l *library) close() {
 	_ = l.c.UnregisterCloseCallback()
 	_, _ = l.c.Close() // all that is left of a lost connection is memory
 }
+
+// hangUp ends the calls that wait for a server that does not answer. The library has probes of its own for that (virConnectSetKeepAlive), but they
+// end only one of the calls: of several, the others wait for ever, and the library (9.0) crashes when the server goes on. A socket
+// that ends, ends them all.
+func (l *library) hangUp() { l.loop.hangUp(l.wires) }
 
 func (l *library) lost() <-chan struct{} { return l.ended }
 

@@ -1,4 +1,4 @@
-//go:build cgo && libvirt_dlopen
+//go:build linux && cgo && libvirt_dlopen
 
 package libvirt
 

@@ -29,7 +29,9 @@ type fake struct {
 	guests  []definition
 	kept    []string // what is kept for each domain
 	ended   chan struct{}
-	gone    atomic.Bool // the connection is lost
+	gone    atomic.Bool   // the connection is lost
+	deaf    atomic.Bool   // probes are not answered
+	hung    chan struct{} // closed when the connection is ended from this side
 	closed  atomic.Bool
 	images  string // the directory of images that may be uploaded
 
@@ -47,7 +49,7 @@ type fake struct {
 func newFake() *fake {
 	return &fake{
 		objects: map[object]map[string]definition{networkObject: {}, poolObject: {}, domainObject: {}}, files: map[string]map[string]string{},
-		data: map[string][]byte{}, ended: make(chan struct{}), cut: -1, fail: func(string) error { return nil }, observing: func(context.Context) {},
+		data: map[string][]byte{}, ended: make(chan struct{}), hung: make(chan struct{}), cut: -1, fail: func(string) error { return nil }, observing: func(context.Context) {},
 	}
 }
 
@@ -77,7 +79,9 @@ func (f *fake) act(call string, o object, name string, effect func(d *definition
 }
 
 func (f *fake) read(ctx context.Context, o object, names []string) ([]definition, error) {
-	f.observing(ctx)
+	if f.observing(ctx); f.gone.Load() {
+		return nil, &lost{err: errorText("end of file")}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var found []definition
@@ -442,10 +446,22 @@ func (f *fake) updateHost(_ context.Context, network string, how hostUpdate, tex
 	return err
 }
 
-func (f *fake) version(context.Context) (string, error) { return "fake", nil }
-func (f *fake) alive() bool                             { return !f.gone.Load() }
-func (f *fake) lost() <-chan struct{}                   { return f.ended }
-func (f *fake) close()                                  { f.closed.Store(true) }
+func (f *fake) hangUp() {
+	f.gone.Store(true)
+	close(f.hung)
+}
+
+func (f *fake) version(context.Context) (string, error) {
+	if f.deaf.Load() {
+		<-f.hung
+		return "", &lost{err: errorText("end of file")}
+	}
+	return "fake", nil
+}
+
+func (f *fake) alive() bool           { return !f.gone.Load() }
+func (f *fake) lost() <-chan struct{} { return f.ended }
+func (f *fake) close()                { f.closed.Store(true) }
 
 // put gives the fake an object that is stored, and that runs as running says.
 func (f *fake) put(o object, name, stored, running string) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"converge.dev/converge/internal/keyed"
@@ -49,6 +50,8 @@ func (h *host) here() bool {
 type link struct {
 	conn
 	calls chan struct{} // holds one element for each caller whose calls libvirt may still be answering
+	over  chan struct{} // closed with the connection
+	hangs atomic.Bool   // libvirt did not answer in time, and the connection was ended
 	mu    sync.Mutex
 	users int // one for the host that may use it again
 	told  map[*subscriber]bool
@@ -98,8 +101,66 @@ func (l *link) leave() {
 	last := l.users == 0
 	l.mu.Unlock()
 	if last {
+		close(l.over)
 		l.close()
 	}
+}
+
+// guard ends the connection when libvirt does not answer a probe while calls wait for it: they have no end of their own, and hold
+// their places also when their callers have gone.
+func (l *link) guard() {
+	for l.passes(probeEvery, nil) {
+		if len(l.calls) == 0 {
+			continue
+		}
+		answered, ok := l.probe()
+		if !ok {
+			return
+		}
+		// Not at once: after a time in which this process stood still, the answer is there, and has yet to be read.
+		for range probeFor / probeEvery {
+			if !l.passes(probeEvery, answered) {
+				break
+			}
+		}
+		select {
+		case <-answered:
+		case <-l.over:
+		default:
+			l.hangs.Store(true)
+			l.hangUp()
+		}
+	}
+}
+
+// probe makes a call that libvirt answers without waiting for anything else. It reports false when the connection is closed.
+func (l *link) probe() (answered chan struct{}, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users == 0 {
+		return nil, false
+	}
+	l.users++
+	answered = make(chan struct{})
+	go func() {
+		defer l.leave()
+		defer close(answered)
+		_, _ = l.version(context.Background()) // an error is an answer, or the end of the connection
+	}()
+	return answered, true
+}
+
+// passes waits, and reports whether nothing has ended the wait.
+func (l *link) passes(d time.Duration, sooner <-chan struct{}) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-sooner:
+	case <-l.over:
+	}
+	return false
 }
 
 var errClosed = errors.New("the provider is closed")
@@ -167,9 +228,12 @@ func (h *host) wait(ctx context.Context, a *attempt) error {
 
 // reach dials. However late its result is, it is used, unless the provider is closed or another attempt is made by then.
 func (h *host) reach(a *attempt) {
-	l := &link{calls: make(chan struct{}, maxCalls), users: 1, told: map[*subscriber]bool{}}
+	l := &link{calls: make(chan struct{}, maxCalls), over: make(chan struct{}), users: 1, told: map[*subscriber]bool{}}
 	c, err := h.dial(h.URI, l.event)
 	l.conn, a.err = c, err
+	if err == nil {
+		go l.guard()
+	}
 	var unused *link
 	h.mu.Lock()
 	current := h.dialing == a
@@ -253,6 +317,9 @@ func on[T any](ctx context.Context, h *host, calls func(c conn) (T, error)) (T, 
 	switch {
 	case err != nil && ctx.Err() != nil:
 		err = &lost{err: err}
+	case errors.As(err, &cut) && l.hangs.Load():
+		cut.err = fmt.Errorf("libvirt at %s has not answered for %s: %w", h.URI, probeFor, cut.err)
+		h.health.note(ctx, err)
 	case errors.As(err, &cut):
 		h.health.note(ctx, err)
 	default:

@@ -163,3 +163,70 @@ func TestCalls(t *testing.T) {
 		}
 	})
 }
+
+// A libvirt that does not answer is told from one that is busy: all calls that wait for it end, be it that their callers have no deadline or
+// have gone, and the next one connects again.
+func TestDeaf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		deaf, f := newFake(), newFake()
+		dialed := 0
+		p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site}, func(string, func(object, string)) (conn, error) {
+			if dialed++; dialed == 1 {
+				return deaf, nil
+			}
+			return f, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		deaf.observing = func(context.Context) { <-deaf.hung }
+		pools := served(t, p, "libvirt.pool").Kind
+		failed := make(chan error)
+		for range maxCalls + 1 { // the last one waits for a place
+			go func() {
+				_, err := pools.Get(t.Context(), []string{"p"})
+				failed <- err
+			}()
+		}
+		time.Sleep(time.Hour)
+		select {
+		case err := <-failed:
+			t.Errorf("libvirt is busy for an hour, and a call ended: %v", err)
+		default:
+		}
+		deaf.deaf.Store(true)
+		began := time.Now()
+		for range maxCalls {
+			expect(t, <-failed, providers.Transient, false, "libvirt at test:///fake has not answered for 15s: end of file")
+		}
+		if waited := time.Since(began); waited < probeFor || waited > probeFor+probeEvery {
+			t.Errorf("the calls ended after %s, want from %s to %s", waited, probeFor, probeFor+probeEvery)
+		}
+		<-failed // of the call that waited for a place
+		if _, err := pools.Get(t.Context(), []string{"p"}); err != nil || dialed != 2 {
+			t.Errorf("after %d connections, it fails: %v", dialed, err)
+		}
+
+		// A caller that goes leaves its place to others.
+		f.observing = func(context.Context) { <-f.hung }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var gone sync.WaitGroup
+		for range maxCalls {
+			gone.Go(func() { _, _ = pools.Get(ctx, []string{"p"}) })
+		}
+		gone.Wait()
+		f.deaf.Store(true)
+		time.Sleep(probeFor + probeEvery)
+		if !f.gone.Load() {
+			t.Error("calls whose callers have gone hold their places for ever")
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if !deaf.closed.Load() || !f.closed.Load() {
+			t.Error("a connection stays open")
+		}
+	})
+}

@@ -66,13 +66,20 @@ const (
 	DefaultPoll = 10 * time.Second
 )
 
-// effectWithin is the longest time after which a call without an answer may still have its effect: a libvirtd that was stopped for a
-// while reads it from its socket when it goes on. By then the client has closed the connection, after 20 seconds without an answer.
+// effectWithin is the longest time after which a call without an answer may still have its effect. By then the connection is ended, after
+// probeEvery and probeFor. A libvirtd that was stopped for longer still carries out the first of the calls that it has not read (9.0 does), but before
+// it serves a new connection, on which that is seen.
 const effectWithin = 30 * time.Second
 
-// maxCalls is one less than the calls of one client that libvirtd takes at the same time by default: with all of them it would not
-// read the probes of the client either.
-const maxCalls = 4
+const (
+	// maxCalls is one less than the calls of one client that libvirtd takes at the same time by default: with all of them it would not
+	// read a probe either.
+	maxCalls = 4
+	// probeEvery is how often libvirtd is asked whether it is there while calls wait for it.
+	probeEvery = 5 * time.Second
+	// probeFor is how long it has to answer that, before all calls are given up. It answers without waiting for anything else.
+	probeFor = 3 * probeEvery
+)
 
 // nouns are the served kinds, one line per kind.
 var nouns = map[string]noun{

@@ -1,4 +1,4 @@
-//go:build cgo && libvirt_dlopen
+//go:build linux && cgo && libvirt_dlopen
 
 package libvirt
 
@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -537,15 +538,23 @@ func killed(n *node) {
 	n.must(n.delete("libvirt.network", "net"))
 }
 
-// frozen: a libvirtd that does not answer keeps nobody longer than the caller waits.
+// frozen: a libvirtd that does not answer keeps nobody longer than the caller waits, and nobody for ever; and it can be used when it goes on.
 func frozen(n *node) {
 	n.must(n.create("libvirt.pool", "p", schema.Object{"path": n.dir + "/p"}))
 	n.host.Freeze(n)
-	defer n.host.Thaw(n)
 	ctx, cancel := context.WithTimeout(n.Context(), 500*time.Millisecond)
 	defer cancel()
-	c := n.call("libvirt.pool", "p")
-	if err := n.kind("libvirt.pool").Delete(ctx, c); providers.ClassOf(err) != providers.Transient {
+	call := n.call("libvirt.pool", "p")
+	if err := n.kind("libvirt.pool").Delete(ctx, call); providers.ClassOf(err) != providers.Transient {
 		n.Errorf("a delete of which only the look was sent: %v", err)
 	}
+	var all sync.WaitGroup
+	for range maxCalls {
+		all.Go(func() {
+			n.fails(n.kind("libvirt.pool").Delete(n.Context(), call), providers.Transient, "has not answered for 15s")
+		})
+	}
+	all.Wait()
+	n.host.Thaw(n)
+	n.look("libvirt.pool", "p") // only looks were sent
 }

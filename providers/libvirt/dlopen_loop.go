@@ -1,4 +1,4 @@
-//go:build cgo && libvirt_dlopen
+//go:build linux && cgo && libvirt_dlopen
 
 package libvirt
 
@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"reflect"
+	"runtime"
 	"sync"
 	"time"
 
@@ -26,7 +27,8 @@ type loop struct {
 	wake int // of what ends its wait
 
 	mu      sync.Mutex
-	last    int // watch or timer
+	last    int           // watch or timer
+	dials   map[int][]int // watches that threads have added, by thread, while they connect
 	handles map[int]*watched
 	timers  map[int]*timer
 	until   time.Time // end of the wait that goes on; zero: there is none
@@ -48,23 +50,51 @@ type timer struct {
 }
 
 // runLoop starts a loop that is that of the library from now on.
-func runLoop() error {
-	l := &loop{handles: map[int]*watched{}, timers: map[int]*timer{}}
+func runLoop() (*loop, error) {
+	l := &loop{dials: map[int][]int{}, handles: map[int]*watched{}, timers: map[int]*timer{}}
 	var err error
 	if l.poll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		return err
+		return nil, err
 	}
 	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return err
+		return nil, err
 	}
 	if err := unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, l.wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: 0}); err != nil {
-		return err
+		return nil, err
 	}
 	if err := virt.EventRegisterImpl(l); err != nil {
-		return err
+		return nil, err
 	}
 	go l.run()
-	return nil
+	return l, nil
+}
+
+// during returns the watches that are added by what connect does: libvirt does not tell which sockets are those of a connection, but it adds
+// them on the thread that connects.
+func (l *loop) during(connect func()) (watches []int) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	me := unix.Gettid()
+	l.mu.Lock()
+	l.dials[me] = []int{}
+	l.mu.Unlock()
+	connect()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	watches = l.dials[me]
+	delete(l.dials, me)
+	return watches
+}
+
+// hangUp ends the traffic on the sockets of watches. A watch that was removed is no longer that of its socket.
+func (l *loop) hangUp(watches []int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range watches {
+		if w := l.handles[id]; w != nil {
+			_ = unix.Shutdown(w.fd, unix.SHUT_RDWR) // it may have ended by itself
+		}
+	}
 }
 
 // run never ends, as the library has no end.
@@ -208,6 +238,9 @@ func (l *loop) AddHandleFunc(fd int, events virt.EventHandleType, told *virt.Eve
 		return -1 // the library does without events then
 	}
 	l.handles[l.last] = w
+	if added, dials := l.dials[unix.Gettid()]; dials {
+		l.dials[unix.Gettid()] = append(added, l.last)
+	}
 	return l.last
 }
 
