@@ -34,8 +34,8 @@ type conn interface {
 	stop(ctx context.Context, o object, name string) error
 	autostart(ctx context.Context, o object, name string, on bool) error
 
-	// directories returns the names of the pools that are directories.
-	directories(ctx context.Context) ([]string, error)
+	// directories returns the names of the pools that are directories, of those with the given names, of all when names is nil.
+	directories(ctx context.Context, names []string) ([]string, error)
 	// build makes the directory of a stopped pool when that does not exist.
 	build(ctx context.Context, pool string) error
 	// volumes returns the definitions of the volumes of a pool with the given names, of all when names is nil. Those that do not exist
@@ -72,6 +72,8 @@ type conn interface {
 	updateHost(ctx context.Context, network string, how hostUpdate, xml string, stored, running bool) error
 
 	version(ctx context.Context) (string, error)
+	// session returns the connection for calls that are made one after the other, until end.
+	session() (c conn, end func())
 	// hangUp ends the connection: the calls that wait end as lost.
 	hangUp()
 	alive() bool

@@ -206,7 +206,7 @@ func (k dhcpHosts) create(ch *change, want schema.Object) error {
 	if err != nil {
 		return err
 	}
-	return ch.whole(networkObject, d.name, func() error { return ch.put(d, addHost, h, true, d.running != "") })
+	return ch.whole(networkObject, d.name, []definition{d}, func() error { return ch.put(d, addHost, h, true, d.running != "") })
 }
 
 // put changes a reservation. libvirt checks it for what is stored and for what runs before it changes either.
@@ -244,7 +244,11 @@ func (k dhcpHosts) update(ch *change, have providers.Thing, want schema.Object) 
 		stored bool
 	}{{r.stored, true}, {r.running, false}} {
 		change := func(how hostUpdate, h *libvirtxml.NetworkDHCPHost) error {
-			return ch.whole(networkObject, d.name, func() error { return ch.put(d, how, h, side.stored, !side.stored) })
+			now, err := ch.read(ch.ctx, networkObject, []string{d.name}) // another side may be changed by now
+			if err != nil {
+				return err
+			}
+			return ch.whole(networkObject, d.name, now, func() error { return ch.put(d, how, h, side.stored, !side.stored) })
 		}
 		switch {
 		case !side.stored && d.running == "":

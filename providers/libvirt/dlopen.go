@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -56,13 +57,25 @@ var events = sync.OnceValues(runLoop)
 
 // library implements conn with the library of libvirt, which is loaded when the first function of it is called.
 type library struct {
-	c     *virt.Connect
-	loop  *loop
-	wires []int // what the loop watches for the connection
-	ended chan struct{}
-	told  []func() error // each ends a registration for events
-	files sync.Map       // POOL/NAME of the volumes that are being created or deleted
-	uuids sync.Map       // of networks, by name, as they were seen last
+	*wire
+	held map[called]handle // of a session: what it has found
+}
+
+// A called is an object by its name.
+type called struct {
+	object
+	name string
+}
+
+// A wire is a connection of the library.
+type wire struct {
+	c       *virt.Connect
+	loop    *loop
+	watches []int // what the loop watches for the connection
+	ended   chan struct{}
+	told    []func() error // each ends a registration for events
+	files   sync.Map       // POOL/NAME of the volumes that are being created or deleted
+	uuids   sync.Map       // of networks, by name, as they were seen last
 
 	// memory says that this is the test driver: it keeps one definition of an object, whether it runs or not, except of a domain, and builds nothing.
 	memory bool
@@ -74,8 +87,8 @@ func dial(uri string, event func(o object, name string)) (conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &library{loop: loop, ended: make(chan struct{})}
-	l.wires = loop.during(func() { l.c, err = virt.NewConnect(uri) })
+	l := &library{wire: &wire{loop: loop, ended: make(chan struct{})}}
+	l.watches = loop.during(func() { l.c, err = virt.NewConnect(uri) })
 	if err != nil {
 		return nil, err
 	}
@@ -101,6 +114,37 @@ func unless(code virt.ErrorNumber, err error) error {
 	return err
 }
 
+// session finds each object once. Where libvirt finds one by its name it looks at all, and waits for each that is being started or stopped.
+func (l *library) session() (conn, func()) {
+	s := &library{l.wire, map[called]handle{}}
+	return s, func() {
+		for _, h := range s.held {
+			free(h)
+		}
+	}
+}
+
+// hold keeps a handle for the rest of a session, in the place of the one that it has.
+func (l *library) hold(o object, name string, h handle) error {
+	if l.held == nil {
+		return nil
+	}
+	l.forget(o, name)
+	if err := h.Ref(); err != nil {
+		return err
+	}
+	l.held[called{o, name}] = h
+	return nil
+}
+
+// forget has an object looked up again.
+func (l *library) forget(o object, name string) {
+	if h, ok := l.held[called{o, name}]; ok {
+		delete(l.held, called{o, name})
+		free(h)
+	}
+}
+
 // close ends the registrations first: each has the connection open.
 func (l *library) close() {
 	for _, end := range l.told {
@@ -113,7 +157,7 @@ func (l *library) close() {
 // hangUp ends the calls that wait for a server that does not answer. The library has probes of its own for that (virConnectSetKeepAlive), but they
 // end only one of the calls: of several, the others wait for ever, and the library (9.0) crashes when the server goes on. A socket
 // that ends, ends them all.
-func (l *library) hangUp() { l.loop.hangUp(l.wires) }
+func (l *library) hangUp() { l.loop.hangUp(l.watches) }
 
 func (l *library) lost() <-chan struct{} { return l.ended }
 
@@ -136,8 +180,8 @@ func (l *library) begin(ctx context.Context) error {
 // result turns an error of a call into one of the interface. The errors of the library's own transport have a domain of their own, which
 // those of the server never have.
 func (l *library) result(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.As(err, new(*answer)) { // of a call within a call
+		return err
 	}
 	var v virt.Error
 	if !errors.As(err, &v) || v.Domain == virt.FROM_RPC || !l.alive() {
@@ -163,6 +207,7 @@ func messageOf(err error) error {
 
 // A handle is a network, a pool or a domain.
 type handle interface {
+	Ref() error
 	Free() error
 	GetName() (string, error)
 	IsActive() (bool, error)
@@ -173,14 +218,23 @@ type handle interface {
 	Undefine() error
 }
 
-func (l *library) lookup(o object, name string) (handle, error) {
+// lookup finds an object. Who gets it frees it.
+func (l *library) lookup(o object, name string) (h handle, err error) {
+	if h, ok := l.held[called{o, name}]; ok {
+		return h, h.Ref()
+	}
 	switch o {
 	case poolObject:
-		return handleOf(l.c.LookupStoragePoolByName(name))
+		h, err = handleOf(l.c.LookupStoragePoolByName(name))
 	case domainObject:
-		return handleOf(l.c.LookupDomainByName(name))
+		h, err = handleOf(l.c.LookupDomainByName(name))
+	default:
+		h, err = handleOf(l.network(name))
 	}
-	return handleOf(l.network(name))
+	if err != nil {
+		return nil, err
+	}
+	return h, l.hold(o, name, h)
 }
 
 // network finds a network. libvirt finds one by its UUID at once, and by its name only while none is being started or stopped.
@@ -229,7 +283,10 @@ func (l *library) with(ctx context.Context, o object, name string, call func(h h
 		return err
 	}
 	defer free(h)
-	return l.result(call(h))
+	if err = call(h); isAbsent(err) {
+		l.forget(o, name) // another one may have the name by now
+	}
+	return l.result(err)
 }
 
 // free releases what the library holds of an object.
@@ -255,6 +312,9 @@ func (l *library) read(ctx context.Context, o object, names []string) ([]definit
 		}
 		switch d, err := l.definition(h, seen); {
 		case isAbsent(err): // it was deleted meanwhile
+			if name, err := h.GetName(); err == nil {
+				l.forget(o, name)
+			}
 		case err != nil:
 			return nil, l.result(err)
 		default:
@@ -313,6 +373,9 @@ func (l *library) list(o object, by sieve) (found []handle, err error) {
 	networks, err := l.c.ListAllNetworks(flags[by])
 	for i := range networks {
 		found = append(found, &networks[i])
+		if name, err := networks[i].GetName(); err == nil { // the library knows it without a call
+			l.saw(name, &networks[i])
+		}
 	}
 	return found, err
 }
@@ -356,12 +419,33 @@ func (v view) is(by sieve, name string, ask func() (bool, error)) (bool, error) 
 	return v[by][name], nil
 }
 
-// handles finds objects by name; all when names is nil, and with them what there is to see of them at once.
+// among returns what tells whether a name is one of some; all are when names is nil.
+func among(names []string) func(name string) bool {
+	set := make(map[string]bool, len(names))
+	for _, name := range names {
+		set[name] = true
+	}
+	return func(name string) bool { return names == nil || set[name] }
+}
+
+// few is how many objects are asked for one by one; it takes seven calls for each. Of more, lists are made, which takes as many for all.
+const few = 10
+
+// handles finds objects by name; all when names is nil. With those of lists comes what there is to see of them at once.
 func (l *library) handles(o object, names []string) (found []handle, seen view, err error) {
-	if names == nil {
+	if names == nil || len(names) > few {
 		if found, err = l.list(o, isAny); err != nil {
 			return found, nil, err
 		}
+		wanted := among(names)
+		found = slices.DeleteFunc(found, func(h handle) bool {
+			name, err := h.GetName() // the library knows it without a call
+			other := err == nil && !wanted(name)
+			if other {
+				free(h)
+			}
+			return other
+		})
 		sieves := []sieve{isActive, isPersistent, isAutostarted}
 		if o == domainObject {
 			sieves = append(sieves, isRunning, isPaused, isOff)
@@ -488,11 +572,16 @@ func (l *library) define(ctx context.Context, o object, xml string) error {
 	if err != nil {
 		return l.result(err)
 	}
-	free(h)
-	return nil
+	defer free(h)
+	name, err := h.GetName()
+	if err == nil {
+		err = l.hold(o, name, h)
+	}
+	return l.result(err)
 }
 
 func (l *library) undefine(ctx context.Context, o object, name string) error {
+	defer l.forget(o, name)
 	return l.with(ctx, o, name, func(h handle) error {
 		d, ok := h.(*virt.Domain)
 		if !ok {

@@ -5,6 +5,7 @@ package libvirt
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 
 	virt "libvirt.org/go/libvirt"
@@ -25,18 +26,44 @@ func (l *library) withVolume(ctx context.Context, pool, name string, call func(v
 	})
 }
 
-func (l *library) directories(ctx context.Context) (names []string, err error) {
+func (l *library) directories(ctx context.Context, names []string) (found []string, err error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, err
 	}
-	pools, err := l.c.ListAllStoragePools(virt.CONNECT_LIST_STORAGE_POOLS_DIR)
-	for i := range pools {
-		defer free(&pools[i])
-		if name, err := pools[i].GetName(); err == nil { // the library knows it without a call
-			names = append(names, name)
+	if names == nil || len(names) > few {
+		wanted := among(names)
+		pools, err := l.c.ListAllStoragePools(virt.CONNECT_LIST_STORAGE_POOLS_DIR)
+		for i := range pools {
+			defer free(&pools[i])
+			if name, err := pools[i].GetName(); err == nil && wanted(name) { // the library knows it without a call
+				found = append(found, name)
+			}
+		}
+		return found, l.result(err)
+	}
+	for _, name := range names {
+		err := l.withPool(ctx, name, func(p *virt.StoragePool) error {
+			xml, err := p.GetXMLDesc(0)
+			if err != nil {
+				return err
+			}
+			var d libvirtxml.StoragePool
+			if err := d.Unmarshal(xml); err != nil {
+				return fmt.Errorf("the definition of pool %s: %w", name, err)
+			}
+			if d.Type == "dir" && d.Target != nil {
+				found = append(found, name)
+			}
+			return nil
+		})
+		if a := (*answer)(nil); errors.As(err, &a) && a.class == providers.Absent {
+			continue
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
-	return names, l.result(err)
+	return found, nil
 }
 
 // volumes fails when a file is gone that the pool lists: what is missing because a directory is not mounted must not look absent.

@@ -231,7 +231,7 @@ func (domains) update(ch *change, have providers.Thing, want schema.Object) erro
 		return err
 	}
 	if xml != "" {
-		if err := ch.whole(domainObject, m.name, func() error { return ch.define(ch.ctx, domainObject, xml) }); err != nil {
+		if err := ch.whole(domainObject, m.name, []definition{m.definition}, func() error { return ch.define(ch.ctx, domainObject, xml) }); err != nil {
 			return err
 		}
 	}

@@ -129,8 +129,8 @@ func (f *fake) autostart(_ context.Context, o object, name string, on bool) erro
 	return f.act("autostart", o, name, func(d *definition) { d.autostart = on })
 }
 
-func (f *fake) directories(ctx context.Context) ([]string, error) {
-	ds, err := f.read(ctx, poolObject, nil)
+func (f *fake) directories(ctx context.Context, named []string) ([]string, error) {
+	ds, err := f.read(ctx, poolObject, named)
 	var names []string
 	for _, d := range ds {
 		if strings.Contains(d.stored, "<pool type='dir'>") || strings.Contains(d.stored, `<pool type="dir">`) {
@@ -445,6 +445,8 @@ func (f *fake) updateHost(_ context.Context, network string, how hostUpdate, tex
 	}
 	return err
 }
+
+func (f *fake) session() (conn, func()) { return f, func() {} }
 
 func (f *fake) hangUp() {
 	f.gone.Store(true)

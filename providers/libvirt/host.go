@@ -20,8 +20,9 @@ type host struct {
 	permit *providers.Permit
 	health health
 
-	changing keyed.Mutex  // excludes changes; see exclusive
-	users    joint[users] // what may use an image, for those who delete one
+	changing keyed.Mutex              // excludes changes; see exclusive
+	volumes  joint[[]providers.Thing] // what may use something, for those who take that away
+	machines joint[[]user]
 
 	mu      sync.Mutex    // not held while anything is waited for
 	link    *link         // the newest; nil before the first
@@ -311,7 +312,9 @@ func on[T any](ctx context.Context, h *host, calls func(c conn) (T, error)) (T, 
 	v, err := patiently(ctx, func() (T, error) {
 		defer l.leave()
 		defer func() { <-l.calls }()
-		return calls(l)
+		c, end := l.session()
+		defer end()
+		return calls(c)
 	})
 	var cut *lost
 	switch {

@@ -3,6 +3,7 @@ package libvirt
 import (
 	"context"
 	"sync"
+	"time"
 
 	"converge.dev/converge/internal/keyed"
 )
@@ -13,13 +14,25 @@ type joint[T any] struct {
 	turns keyed.Mutex // held while one reads
 	mu    sync.Mutex
 	next  *reading[T] // has not begun; nil: nobody waits for one
+	last  *reading[T] // the newest that succeeded; nil: none
 }
 
 // A reading has its result once it is done. Who holds the turn writes and reads it.
 type reading[T any] struct {
+	began time.Time
 	done  bool
 	value T
 	err   error
+}
+
+// recent returns the result of a reading that began a short while ago; ok is false when there is none.
+func (j *joint[T]) recent(within time.Duration) (value T, ok bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.last == nil || time.Since(j.last.began) > within {
+		return value, false
+	}
+	return j.last.value, true
 }
 
 // read returns the result of a reading that begins now or later, by this caller or another one. The value is shared, and not to be changed.
@@ -44,9 +57,15 @@ func (j *joint[T]) read(ctx context.Context, how func() (T, error)) (T, error) {
 		j.next = nil
 	}
 	j.mu.Unlock()
+	r.began = time.Now()
 	value, err := how()
 	if err == nil || ctx.Err() == nil { // what ends with this caller alone is not the others' affair
 		r.done, r.value, r.err = true, value, err
+	}
+	if err == nil {
+		j.mu.Lock()
+		j.last = r
+		j.mu.Unlock()
 	}
 	return value, err
 }

@@ -58,5 +58,11 @@ func TestJoint(t *testing.T) {
 		if began.Load() != 6 {
 			t.Errorf("%d readings, want 6", began.Load())
 		}
+		if n, ok := j.recent(4 * time.Second); !ok || n != 5 { // it took one second, and the one that broke another two
+			t.Errorf("the newest reading is %d (%t), want 5", n, ok)
+		}
+		if n, ok := j.recent(time.Second); ok {
+			t.Errorf("reading %d counts as recent", n)
+		}
 	})
 }

@@ -215,13 +215,9 @@ func (ch *change) do(call func() error) error {
 
 // whole makes a call of which libvirt carries out all or nothing, on an object. libvirt uses the errors that have no better class for
 // wrong values as well as for what happens to itself halfway, such as a full disk. So then it is read again: the values are to blame
-// when the object is as it was, and otherwise the outcome stays unknown.
-func (ch *change) whole(o object, name string, call func() error) error {
-	before, err := ch.read(ch.ctx, o, []string{name})
-	if err != nil {
-		return err
-	}
-	err = ch.do(call)
+// when the object is as it was before, and otherwise the outcome stays unknown. Before is empty for one that did not exist.
+func (ch *change) whole(o object, name string, before []definition, call func() error) error {
+	err := ch.do(call)
 	if a := (*answer)(nil); errors.As(err, &a) && a.class == providers.Unknown && ch.remains(o, name, before) {
 		a.class = providers.Invalid
 	}

@@ -403,30 +403,18 @@ func stoppable(d definition, stored string) error {
 
 // unused fails when domains have interfaces in a network; running only counts those that run.
 func (ch *change) unused(network string, running bool) error {
-	ds, err := ch.domains(ch.ctx)
-	if err != nil {
-		return err
-	}
-	for _, d := range ds {
-		for _, xml := range []string{d.running, d.stored} {
-			if xml == "" || running && xml != d.running {
-				continue
-			}
-			var domain libvirtxml.Domain
-			if err := domain.Unmarshal(xml); err != nil {
-				return fmt.Errorf("the definition of domain %s: %w", d.name, err)
-			}
-			if domain.Devices == nil {
-				continue
-			}
-			for _, i := range domain.Devices.Interfaces {
-				if i.Source != nil && i.Source.Network != nil && i.Source.Network.Network == network {
-					return refuse(providers.Invalid, "domain %s has an interface in network %s, which would lose its connection", d.name, network)
-				}
+	by, err := usedBy(ch.ctx, &ch.host.machines, ch.machines, func(all []user) (string, error) {
+		for _, u := range all {
+			if slices.Contains(u.networks, network) && (u.runs || !running) {
+				return u.name, nil
 			}
 		}
+		return "", nil
+	})
+	if by != "" {
+		err = refuse(providers.Invalid, "domain %s has an interface in network %s, which would lose its connection", by, network)
 	}
-	return nil
+	return err
 }
 
 // remove refuses to delete anything that is not in the spec of the network, so that a delete can be undone.

@@ -33,7 +33,7 @@ func (ch *change) found(o object, name string) (definition, error) {
 
 // establish creates an object. When it cannot be started it is removed again.
 func (ch *change) establish(t target) error {
-	err := ch.whole(t.object, t.name, func() error { return ch.define(ch.ctx, t.object, t.xml) })
+	err := ch.whole(t.object, t.name, nil, func() error { return ch.define(ch.ctx, t.object, t.xml) })
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (ch *change) establish(t target) error {
 // adjust changes an object. When it cannot be started as it should be, it is brought back to what it was.
 func (ch *change) adjust(t target, have definition) error {
 	if t.xml != "" {
-		if err := ch.whole(t.object, t.name, func() error { return ch.define(ch.ctx, t.object, t.xml) }); err != nil {
+		if err := ch.whole(t.object, t.name, []definition{have}, func() error { return ch.define(ch.ctx, t.object, t.xml) }); err != nil {
 			return err
 		}
 	}

@@ -1,54 +1,63 @@
 package libvirt
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"libvirt.org/go/libvirtxml"
 
 	"converge.dev/converge/providers"
 )
 
-// users are all that may use an image.
-type users struct {
-	volumes []providers.Thing
-	domains []user
-}
-
 // A user is a domain with what it needs, as it is stored or as it runs.
 type user struct {
-	name  string
-	runs  bool
-	needs []need
+	name     string
+	runs     bool
+	needs    []need
+	networks []string
 }
 
-// allUsers reads all that may use an image: that much for each, so those who ask at the same time share it.
-func (ch *change) allUsers() (u users, err error) {
-	if u.volumes, err = (volumes{}).list(ch.ctx, ch, nil); err != nil {
-		return u, err
+// stillFree is how long what nothing used counts as free: of many that are deleted one after the other, each would have everything read
+// again. As much time passes between a look and a deletion when libvirt is busy.
+const stillFree = 250 * time.Millisecond
+
+// usedBy says by what something is used among all that may use it; by is empty when nothing does.
+func usedBy[T any](ctx context.Context, j *joint[T], all func() (T, error), among func(all T) (by string, err error)) (by string, err error) {
+	if known, ok := j.recent(stillFree); ok {
+		if by, err := among(known); by == "" || err != nil {
+			return by, err
+		} // it may be free by now
 	}
-	u.domains, err = ch.machines()
-	return u, err
-}
-
-// user says what uses an image, of all that may; it is empty when nothing does.
-func (ch *change) user(i image) (by string, err error) {
-	there, err := ch.host.users.read(ch.ctx, ch.allUsers)
+	now, err := j.read(ctx, all)
 	if err != nil {
 		return "", err
 	}
-	switch id, err := ch.basedOn(i, there.volumes); {
-	case err != nil:
-		return "", err
-	case id != "":
+	return among(now)
+}
+
+// user says what uses an image; it is empty when nothing does.
+func (ch *change) user(i image) (by string, err error) {
+	all := func() ([]providers.Thing, error) { return volumes{}.list(ch.ctx, ch, nil) }
+	by, err = usedBy(ch.ctx, &ch.host.volumes, all, func(all []providers.Thing) (string, error) {
+		id, err := ch.basedOn(i, all)
+		if id == "" || err != nil {
+			return "", err
+		}
 		return "is the backing volume of " + id, nil
+	})
+	if by != "" || err != nil {
+		return by, err
 	}
-	uses, err := ch.usesBy(there.domains, i)
-	if err != nil || len(uses) == 0 {
-		return "", err
-	}
-	return "is " + uses[0].String(), nil
+	return usedBy(ch.ctx, &ch.host.machines, ch.machines, func(all []user) (string, error) {
+		uses, err := ch.usesBy(all, i)
+		if err != nil || len(uses) == 0 {
+			return "", err
+		}
+		return "is " + uses[0].String(), nil
+	})
 }
 
 // machines reads what all domains need.
@@ -67,10 +76,23 @@ func (ch *change) machines() ([]user, error) {
 			if err := domain.Unmarshal(xml); err != nil {
 				return nil, fmt.Errorf("the definition of domain %s: %w", d.name, err)
 			}
-			found = append(found, user{d.name, xml == d.running, needs(&domain)})
+			found = append(found, user{d.name, xml == d.running, needs(&domain), networksOf(&domain)})
 		}
 	}
 	return found, nil
+}
+
+// networksOf returns the networks in which a domain has interfaces.
+func networksOf(d *libvirtxml.Domain) (names []string) {
+	if d.Devices == nil {
+		return nil
+	}
+	for _, i := range d.Devices.Interfaces {
+		if i.Source != nil && i.Source.Network != nil {
+			names = append(names, i.Source.Network.Network)
+		}
+	}
+	return names
 }
 
 // basedOn returns the id of a volume that is based on an image; empty when there is none.

@@ -79,35 +79,21 @@ func eachVolume(ctx context.Context, c conn, ids []string, visit func(pool strin
 // wantedOf returns the names in ids by their pools, of those that are directories; without ids every such pool, with nil for all names.
 func wantedOf(ctx context.Context, c conn, ids []string) (wanted map[string][]string, err error) {
 	wanted = map[string][]string{}
-	if ids == nil {
-		pools, err := c.directories(ctx)
-		for _, pool := range pools {
-			wanted[pool] = nil
-		}
-		return wanted, err
-	}
+	var pools []string // nil: all
 	for _, id := range ids {
 		if pool, name, ok := strings.Cut(id, "/"); ok {
 			wanted[pool] = append(wanted[pool], name)
 		}
 	}
-	if len(wanted) == 0 {
-		return nil, nil
+	if ids != nil {
+		pools = slices.AppendSeq([]string{}, maps.Keys(wanted))
 	}
-	ds, err := c.read(ctx, poolObject, slices.Sorted(maps.Keys(wanted)))
-	if err != nil {
-		return nil, err
+	there, err := c.directories(ctx, pools)
+	found := map[string][]string{}
+	for _, pool := range there {
+		found[pool] = wanted[pool]
 	}
-	there := map[string][]string{}
-	for _, d := range ds {
-		switch p, err := directory(d); {
-		case err != nil:
-			return nil, fmt.Errorf("the definition of pool %s: %w", d.name, err)
-		case p != nil:
-			there[d.name] = wanted[d.name]
-		}
-	}
-	return there, nil
+	return found, err
 }
 
 // moment is how long what is being created or deleted may look broken: about two seconds.
