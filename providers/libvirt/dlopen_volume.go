@@ -37,6 +37,9 @@ func (l *library) directories(ctx context.Context, names []string) (found []stri
 			defer free(&pools[i])
 			if name, err := pools[i].GetName(); err == nil && wanted(name) { // the library knows it without a call
 				found = append(found, name)
+				if err := l.hold(poolObject, name, &pools[i]); err != nil {
+					return nil, l.result(err)
+				}
 			}
 		}
 		return found, l.result(err)
