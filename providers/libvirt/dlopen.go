@@ -100,7 +100,7 @@ func dial(uri string, event func(o object, name string)) (conn, error) {
 		unless(virt.ERR_NO_SUPPORT, c.RegisterCloseCallback(func(*virt.Connect, virt.ConnectCloseReason) { end() })), // the test driver has no server
 	)
 	if err != nil {
-		l.close()
+		shut(l)
 		return nil, err
 	}
 	return l, nil
@@ -125,16 +125,14 @@ func (l *library) session() (conn, func()) {
 }
 
 // hold keeps a handle for the rest of a session, in the place of the one that it has.
-func (l *library) hold(o object, name string, h handle) error {
+func (l *library) hold(o object, name string, h handle) {
 	if l.held == nil {
-		return nil
+		return
 	}
 	l.forget(o, name)
-	if err := h.Ref(); err != nil {
-		return err
+	if h.Ref() == nil {
+		l.held[called{o, name}] = h
 	}
-	l.held[called{o, name}] = h
-	return nil
 }
 
 // forget has an object looked up again.
@@ -234,7 +232,8 @@ func (l *library) lookup(o object, name string) (h handle, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return h, l.hold(o, name, h)
+	l.hold(o, name, h)
+	return h, nil
 }
 
 // network finds a network. libvirt finds one by its UUID at once, and by its name only while none is being started or stopped.
@@ -573,11 +572,10 @@ func (l *library) define(ctx context.Context, o object, xml string) error {
 		return l.result(err)
 	}
 	defer free(h)
-	name, err := h.GetName()
-	if err == nil {
-		err = l.hold(o, name, h)
+	if name, err := h.GetName(); err == nil { // the library knows it without a call
+		l.hold(o, name, h)
 	}
-	return l.result(err)
+	return nil
 }
 
 func (l *library) undefine(ctx context.Context, o object, name string) error {

@@ -37,33 +37,29 @@ func (l *library) directories(ctx context.Context, names []string) (found []stri
 			defer free(&pools[i])
 			if name, err := pools[i].GetName(); err == nil && wanted(name) { // the library knows it without a call
 				found = append(found, name)
-				if err := l.hold(poolObject, name, &pools[i]); err != nil {
-					return nil, l.result(err)
-				}
+				l.hold(poolObject, name, &pools[i])
 			}
 		}
 		return found, l.result(err)
 	}
 	for _, name := range names {
-		err := l.withPool(ctx, name, func(p *virt.StoragePool) error {
-			xml, err := p.GetXMLDesc(0)
-			if err != nil {
-				return err
-			}
-			var d libvirtxml.StoragePool
-			if err := d.Unmarshal(xml); err != nil {
-				return fmt.Errorf("the definition of pool %s: %w", name, err)
-			}
-			if d.Type == "dir" && d.Target != nil {
-				found = append(found, name)
-			}
-			return nil
+		var xml string
+		err := l.withPool(ctx, name, func(p *virt.StoragePool) (err error) {
+			xml, err = p.GetXMLDesc(0)
+			return err
 		})
 		if a := (*answer)(nil); errors.As(err, &a) && a.class == providers.Absent {
 			continue
 		}
 		if err != nil {
 			return nil, err
+		}
+		var d libvirtxml.StoragePool
+		if err := d.Unmarshal(xml); err != nil {
+			return nil, fmt.Errorf("the definition of pool %s: %w", name, err)
+		}
+		if d.Type == "dir" && d.Target != nil {
+			found = append(found, name)
 		}
 	}
 	return found, nil

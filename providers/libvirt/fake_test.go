@@ -446,11 +446,19 @@ func (f *fake) updateHost(_ context.Context, network string, how hostUpdate, tex
 	return err
 }
 
+func (f *fake) close() {
+	if f.deaf.Load() {
+		<-f.hung
+	}
+	f.closed.Store(true)
+}
+
 func (f *fake) session() (conn, func()) { return f, func() {} }
 
 func (f *fake) hangUp() {
-	f.gone.Store(true)
-	close(f.hung)
+	if !f.gone.Swap(true) {
+		close(f.hung)
+	}
 }
 
 func (f *fake) version(context.Context) (string, error) {
@@ -463,7 +471,6 @@ func (f *fake) version(context.Context) (string, error) {
 
 func (f *fake) alive() bool           { return !f.gone.Load() }
 func (f *fake) lost() <-chan struct{} { return f.ended }
-func (f *fake) close()                { f.closed.Store(true) }
 
 // put gives the fake an object that is stored, and that runs as running says.
 func (f *fake) put(o object, name, stored, running string) {

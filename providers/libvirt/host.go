@@ -103,8 +103,15 @@ func (l *link) leave() {
 	l.mu.Unlock()
 	if last {
 		close(l.over)
-		l.close()
+		shut(l.conn)
 	}
+}
+
+// shut closes a connection, which takes a call too.
+func shut(c conn) {
+	hung := time.AfterFunc(probeEvery, c.hangUp)
+	defer hung.Stop()
+	c.close()
 }
 
 // guard ends the connection when libvirt does not answer a probe while calls wait for it: they have no end of their own, and hold
@@ -130,6 +137,10 @@ func (l *link) guard() {
 		default:
 			l.hangs.Store(true)
 			l.hangUp()
+			select { // one probe at a time
+			case <-answered:
+			case <-l.over:
+			}
 		}
 	}
 }
@@ -230,7 +241,12 @@ func (h *host) wait(ctx context.Context, a *attempt) error {
 // reach dials. However late its result is, it is used, unless the provider is closed or another attempt is made by then.
 func (h *host) reach(a *attempt) {
 	l := &link{calls: make(chan struct{}, maxCalls), over: make(chan struct{}), users: 1, told: map[*subscriber]bool{}}
-	c, err := h.dial(h.URI, l.event)
+	c, err := h.dial(h.URI, func(o object, name string) {
+		if o == domainObject {
+			h.machines.forget()
+		}
+		l.event(o, name)
+	})
 	l.conn, a.err = c, err
 	if err == nil {
 		go l.guard()
@@ -321,7 +337,7 @@ func on[T any](ctx context.Context, h *host, calls func(c conn) (T, error)) (T, 
 	case err != nil && ctx.Err() != nil:
 		err = &lost{err: err}
 	case errors.As(err, &cut) && l.hangs.Load():
-		cut.err = fmt.Errorf("libvirt at %s has not answered for %s: %w", h.URI, probeFor, cut.err)
+		err = &lost{unsent: cut.unsent, err: fmt.Errorf("libvirt at %s has not answered for %s: %w", h.URI, probeFor, err)} // others may have that error
 		h.health.note(ctx, err)
 	case errors.As(err, &cut):
 		h.health.note(ctx, err)

@@ -230,3 +230,16 @@ func TestDeaf(t *testing.T) {
 		}
 	})
 }
+
+// A provider is closed also when libvirt does not answer.
+func TestCloseDeaf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		p := f.open(t)
+		f.deaf.Store(true)
+		began := time.Now()
+		if err := p.Close(); err != nil || !f.closed.Load() || time.Since(began) != probeEvery {
+			t.Errorf("after %s it is closed: %t (%v)", time.Since(began), f.closed.Load(), err)
+		}
+	})
+}

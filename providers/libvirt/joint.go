@@ -15,6 +15,7 @@ type joint[T any] struct {
 	mu    sync.Mutex
 	next  *reading[T] // has not begun; nil: nobody waits for one
 	last  *reading[T] // the newest that succeeded; nil: none
+	since time.Time   // what began before that is not recent
 }
 
 // A reading has its result once it is done. Who holds the turn writes and reads it.
@@ -29,10 +30,17 @@ type reading[T any] struct {
 func (j *joint[T]) recent(within time.Duration) (value T, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.last == nil || time.Since(j.last.began) > within {
+	if j.last == nil || time.Since(j.last.began) > within || j.last.began.Before(j.since) {
 		return value, false
 	}
 	return j.last.value, true
+}
+
+// forget has no reading that has begun count as recent.
+func (j *joint[T]) forget() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.since = time.Now()
 }
 
 // read returns the result of a reading that begins now or later, by this caller or another one. The value is shared, and not to be changed.

@@ -64,5 +64,12 @@ func TestJoint(t *testing.T) {
 		if n, ok := j.recent(time.Second); ok {
 			t.Errorf("reading %d counts as recent", n)
 		}
+		all.Go(func() { _, _ = j.read(t.Context(), read) })
+		time.Sleep(time.Second / 2)
+		j.forget()
+		all.Wait()
+		if n, ok := j.recent(time.Hour); ok {
+			t.Errorf("reading %d counts as recent, though what it saw has changed meanwhile", n)
+		}
 	})
 }

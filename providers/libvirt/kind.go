@@ -157,6 +157,10 @@ func (k *kind) change(ctx context.Context, op string, c providers.Call, act func
 	}
 	_, err := on(ctx, k.host, func(conn conn) (struct{}, error) {
 		defer unlock() // which may be long after the caller has gone
+		if op != "delete" {
+			defer k.volumes.forget()
+			defer k.machines.forget()
+		}
 		var none struct{}
 		ch.conn = conn
 		things, err := k.things(ctx, conn, []string{c.ID})

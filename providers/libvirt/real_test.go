@@ -538,9 +538,11 @@ func killed(n *node) {
 	n.must(n.delete("libvirt.network", "net"))
 }
 
-// frozen: a libvirtd that does not answer keeps nobody longer than the caller waits, and nobody for ever; and it can be used when it goes on.
+// frozen: a libvirtd that does not answer keeps nobody longer than the caller waits, and nobody for ever, also not who has nothing more to
+// ask; and it can be used when it goes on.
 func frozen(n *node) {
 	n.must(n.create("libvirt.pool", "p", schema.Object{"path": n.dir + "/p"}))
+	other, _ := n.opened(n.T)
 	n.host.Freeze(n)
 	ctx, cancel := context.WithTimeout(n.Context(), 500*time.Millisecond)
 	defer cancel()
@@ -554,6 +556,7 @@ func frozen(n *node) {
 			n.fails(n.kind("libvirt.pool").Delete(n.Context(), call), providers.Transient, "has not answered for 15s")
 		})
 	}
+	all.Go(func() { n.must(other.Close()) })
 	all.Wait()
 	n.host.Thaw(n)
 	n.look("libvirt.pool", "p") // only looks were sent
