@@ -5,6 +5,7 @@ package libvirt
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -220,6 +221,21 @@ func TestUUIDs(t *testing.T) {
 	n.must(n.create("libvirt.pool", "images", theirs))
 	if d := cmp.Diff(theirs, n.look("libvirt.pool", "images").Spec); d != "" {
 		t.Errorf("it is not what it was (-was +is):\n%s", d)
+	}
+}
+
+// TestRefusedCopy: what libvirt answers to a call that is made within another one is its answer, and no lost connection.
+func TestRefusedCopy(t *testing.T) {
+	n := newNode(t, driver(t))
+	n.must(n.create("libvirt.pool", "p", schema.Object{"path": "/srv/p"}))
+	for _, name := range []string{"a", "b"} {
+		n.must(n.create("libvirt.volume", "p/"+name, schema.Object{"pool": "p", "capacity": int64(1 << 20)}))
+	}
+	xml, err := textOf(newFile("b", 1<<20, "qcow2"))
+	n.must(err)
+	err = n.c.copyVolume(t.Context(), "p", xml, "p", "a")
+	if errors.As(err, new(*lost)) || !errors.As(err, new(*answer)) {
+		t.Errorf("a copy to a volume that exists ended with %#v", err)
 	}
 }
 
@@ -556,7 +572,11 @@ func frozen(n *node) {
 			n.fails(n.kind("libvirt.pool").Delete(n.Context(), call), providers.Transient, "has not answered for 15s")
 		})
 	}
-	all.Go(func() { n.must(other.Close()) })
+	all.Go(func() {
+		if err := other.Close(); err != nil {
+			n.Error(err)
+		}
+	})
 	all.Wait()
 	n.host.Thaw(n)
 	n.look("libvirt.pool", "p") // only looks were sent
