@@ -91,6 +91,12 @@ type definition struct {
 	state     string // of a domain: running, paused, stopped or crashed
 }
 
+// A called is an object by its name.
+type called struct {
+	object
+	name string
+}
+
 // A hostUpdate is a way to change DHCP reservations.
 type hostUpdate int
 

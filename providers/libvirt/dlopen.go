@@ -61,12 +61,6 @@ type library struct {
 	held map[called]handle // of a session: what it has found
 }
 
-// A called is an object by its name.
-type called struct {
-	object
-	name string
-}
-
 // A wire is a connection of the library.
 type wire struct {
 	c       *virt.Connect
@@ -75,6 +69,8 @@ type wire struct {
 	ended   chan struct{}
 	told    []func() error // each ends a registration for events
 	files   sync.Map       // POOL/NAME of the volumes that are being created or deleted
+	pools   sync.Map       // UUIDs of the pools that are directories, by name, as they were seen last
+	sizes   sync.Map       // how many volumes a pool had when they were listed last, by its name
 	uuids   sync.Map       // of networks, by name, as they were seen last
 
 	// memory says that this is the test driver: it keeps one definition of an object, whether it runs or not, except of a domain, and builds nothing.
@@ -382,6 +378,16 @@ func (l *library) list(o object, by sieve) (found []handle, err error) {
 // A view has the names of the objects that a sieve has held back. Of a nil view, libvirt is asked about each object.
 type view map[sieve]map[string]bool
 
+// asleep returns a view of domains that were not running when they were looked up, which is when libvirt says so: those are stored, or they
+// would not exist.
+func asleep(names []string) view {
+	v := view{isActive: {}, isPersistent: {}, isOff: {}}
+	for _, name := range names {
+		v[isPersistent][name], v[isOff][name] = true, true
+	}
+	return v
+}
+
 // of returns the view in which to look for an object: none for one that is gone or new since the lists were made, as each of them is of
 // another moment. All others are stored or run.
 func (v view) of(name string) view {
@@ -410,9 +416,9 @@ func (l *library) look(o object, sieves ...sieve) (view, error) {
 	return seen, nil
 }
 
-// is reports whether an object is among those that a sieve holds back.
+// is reports whether an object is among those that a sieve holds back, which is asked where there is no list.
 func (v view) is(by sieve, name string, ask func() (bool, error)) (bool, error) {
-	if v == nil {
+	if v[by] == nil {
 		return ask()
 	}
 	return v[by][name], nil
@@ -427,7 +433,7 @@ func among(names []string) func(name string) bool {
 	return func(name string) bool { return names == nil || set[name] }
 }
 
-// few is how many objects are asked for one by one; it takes seven calls for each. Of more, lists are made, which takes as many for all.
+// few is how many objects are asked for one by one; it takes up to seven calls for each. Of more, lists are made, which takes as many for all.
 const few = 10
 
 // handles finds objects by name; all when names is nil. With those of lists comes what there is to see of them at once.
@@ -452,16 +458,24 @@ func (l *library) handles(o object, names []string) (found []handle, seen view, 
 		seen, err = l.look(o, sieves...)
 		return found, seen, err
 	}
+	var stopped []string
 	for _, name := range names {
-		switch h, err := l.lookup(o, name); {
+		_, held := l.held[called{o, name}]
+		h, err := l.lookup(o, name)
+		switch {
 		case isAbsent(err):
+			continue
 		case err != nil:
 			return found, nil, err
-		default:
-			found = append(found, h)
+		}
+		found = append(found, h)
+		if d, ok := h.(*virt.Domain); ok && !held {
+			if _, err := d.GetID(); err != nil { // the library knows it without a call: it has none
+				stopped = append(stopped, name)
+			}
 		}
 	}
-	return found, nil, nil
+	return found, asleep(stopped), nil
 }
 
 // definition reads an object.
@@ -654,6 +668,9 @@ func (l *library) notify(event func(o object, name string)) error {
 		}
 	}
 	pools, err := l.c.StoragePoolEventLifecycleRegister(nil, func(_ *virt.Connect, p *virt.StoragePool, _ *virt.StoragePoolEventLifecycle) {
+		if name, err := p.GetName(); err == nil {
+			l.pools.Delete(name) // it may be of another type by now
+		}
 		tell(poolObject, p)
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"math"
 	"reflect"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,16 +21,19 @@ import (
 
 // A loop is the event loop of the library: it tells of sockets that can be read and of timers that have run down. The library's own has to be
 // awakened whenever it is told something new, and it is told so several times for each call: that a caller reads the socket itself, that it
-// no longer does, and that the server has given a sign of life. Here the kernel is told which sockets matter, and a timer that is put off is
-// looked at when it would have run down. So the loop sleeps through calls, which then take half as long.
+// no longer does, and that the server has given a sign of life. Here the kernel is told which sockets matter, and a socket that begins to
+// matter is looked at a little later: mostly the next call reads it by then. A timer that is put off is looked at when it would have run
+// down. So the loop sleeps through calls, which then take half as long.
 type loop struct {
-	poll int // file descriptor of epoll
-	wake int // of what ends its wait
+	poll  int // file descriptor of epoll
+	wake  int // of what ends its wait
+	clock int // of what ends it when the watches that are late have waited long enough
 
 	mu      sync.Mutex
 	last    int           // watch or timer
 	dials   map[int][]int // watches that threads have added, by thread, while they connect
 	handles map[int]*watched
+	late    []int // watches that the kernel is yet to look at
 	timers  map[int]*timer
 	until   time.Time // end of the wait that goes on; zero: there is none
 	removed []interface{ Free() }
@@ -39,6 +43,7 @@ type loop struct {
 type watched struct {
 	fd     int
 	events virt.EventHandleType // none: it is not looked at
+	looked virt.EventHandleType // what the kernel looks at
 	told   *virt.EventHandleCallbackInfo
 }
 
@@ -48,6 +53,15 @@ type timer struct {
 	next  time.Time
 	told  *virt.EventTimeoutCallbackInfo
 }
+
+// Events of the loop itself; those of watches have their positive numbers.
+const (
+	wakeEvent  = 0
+	clockEvent = -1
+)
+
+// pause is for how long a watch is late.
+const pause = 2 * time.Millisecond
 
 // runLoop starts a loop that is that of the library from now on.
 func runLoop() (*loop, error) {
@@ -59,8 +73,13 @@ func runLoop() (*loop, error) {
 	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, err
 	}
-	if err := unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, l.wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: 0}); err != nil {
+	if l.clock, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK); err != nil {
 		return nil, err
+	}
+	for id, fd := range map[int32]int{wakeEvent: l.wake, clockEvent: l.clock} {
+		if err := unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: id}); err != nil {
+			return nil, err
+		}
 	}
 	if err := virt.EventRegisterImpl(l); err != nil {
 		return nil, err
@@ -107,9 +126,13 @@ func (l *loop) run() {
 			_ = retry.Sleep(context.Background(), time.Second)
 		}
 		for _, e := range events[:max(n, 0)] {
-			if e.Fd == 0 {
+			switch e.Fd {
+			case wakeEvent:
 				_, _ = unix.Read(l.wake, make([]byte, 8))
-			} else {
+			case clockEvent:
+				_, _ = unix.Read(l.clock, make([]byte, 8))
+				l.catchUp()
+			default:
 				l.tell(int(e.Fd), e.Events)
 			}
 		}
@@ -206,26 +229,57 @@ var eventsOf = []struct {
 	{virt.EVENT_HANDLE_HANGUP, unix.EPOLLHUP, true},
 }
 
-// watch has the kernel look at a file descriptor as its events say. One without any is not looked at: the kernel would tell of its end all
-// the same, and again and again.
+// watch has the kernel look at a file descriptor as its events say: a little later when it does not look at it yet.
 func (l *loop) watch(id int, w *watched, events virt.EventHandleType) error {
+	w.events = events
+	switch {
+	case events == 0 || w.looked != 0:
+		return l.look(id, w)
+	case slices.Contains(l.late, id):
+		return nil
+	}
+	l.late = append(l.late, id)
+	if len(l.late) > 1 { // the clock runs
+		return nil
+	}
+	return unix.TimerfdSettime(l.clock, 0, &unix.ItimerSpec{Value: unix.NsecToTimespec(pause.Nanoseconds())}, nil)
+}
+
+// catchUp has the kernel look at the watches that are late, unless they no longer matter.
+func (l *loop) catchUp() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range l.late {
+		if w := l.handles[id]; w != nil {
+			if err := l.look(id, w); err != nil {
+				slog.Error("the event loop of libvirt failed", "error", err)
+			}
+		}
+	}
+	l.late = l.late[:0]
+}
+
+// look tells the kernel what to look at. A file descriptor without events is not looked at: the kernel would tell of its end all the same, and
+// again and again.
+func (l *loop) look(id int, w *watched) error {
+	if w.looked == w.events {
+		return nil
+	}
 	e := unix.EpollEvent{Fd: int32(id)}
 	for _, o := range eventsOf {
-		if events&o.library != 0 {
+		if w.events&o.library != 0 {
 			e.Events |= o.kernel
 		}
 	}
-	was := w.events
-	w.events = events
+	op := unix.EPOLL_CTL_MOD
 	switch {
-	case was == 0 && events == 0:
-		return nil
-	case was == 0:
-		return unix.EpollCtl(l.poll, unix.EPOLL_CTL_ADD, w.fd, &e)
-	case events == 0:
-		return unix.EpollCtl(l.poll, unix.EPOLL_CTL_DEL, w.fd, &e)
+	case w.looked == 0:
+		op = unix.EPOLL_CTL_ADD
+	case w.events == 0:
+		op = unix.EPOLL_CTL_DEL
 	}
-	return unix.EpollCtl(l.poll, unix.EPOLL_CTL_MOD, w.fd, &e)
+	w.looked = w.events
+	return unix.EpollCtl(l.poll, op, w.fd, &e)
 }
 
 // AddHandleFunc implements [virt.EventLoop], as the other methods of these names do.

@@ -38,31 +38,55 @@ func (l *library) directories(ctx context.Context, names []string) (found []stri
 			if name, err := pools[i].GetName(); err == nil && wanted(name) { // the library knows it without a call
 				found = append(found, name)
 				l.hold(poolObject, name, &pools[i])
+				l.isDirectory(name, &pools[i])
 			}
 		}
 		return found, l.result(err)
 	}
 	for _, name := range names {
-		var xml string
-		err := l.withPool(ctx, name, func(p *virt.StoragePool) (err error) {
-			xml, err = p.GetXMLDesc(0)
+		err := l.withPool(ctx, name, func(p *virt.StoragePool) error {
+			is, err := l.directory(name, p)
+			if is {
+				found = append(found, name)
+			}
 			return err
 		})
-		if a := (*answer)(nil); errors.As(err, &a) && a.class == providers.Absent {
-			continue
-		}
-		if err != nil {
+		if a := (*answer)(nil); err != nil && !(errors.As(err, &a) && a.class == providers.Absent) {
 			return nil, err
-		}
-		var d libvirtxml.StoragePool
-		if err := d.Unmarshal(xml); err != nil {
-			return nil, fmt.Errorf("the definition of pool %s: %w", name, err)
-		}
-		if d.Type == "dir" && d.Target != nil {
-			found = append(found, name)
 		}
 	}
 	return found, nil
+}
+
+// directory reports whether a pool is a directory. That of a pool does not change, unless libvirt tells of an event.
+func (l *library) directory(name string, p *virt.StoragePool) (bool, error) {
+	uuid, err := p.GetUUIDString() // the library knows it without a call
+	if err != nil {
+		return false, err
+	}
+	if known, ok := l.pools.Load(name); ok && known == uuid {
+		return true, nil
+	}
+	xml, err := p.GetXMLDesc(0)
+	if err != nil {
+		return false, err
+	}
+	var d libvirtxml.StoragePool
+	if err := d.Unmarshal(xml); err != nil {
+		return false, fmt.Errorf("the definition of pool %s: %w", name, err)
+	}
+	if d.Type != "dir" || d.Target == nil {
+		return false, nil
+	}
+	l.isDirectory(name, p)
+	return true, nil
+}
+
+// isDirectory notes that a pool is a directory.
+func (l *library) isDirectory(name string, p *virt.StoragePool) {
+	if uuid, err := p.GetUUIDString(); err == nil {
+		l.pools.Store(name, uuid)
+	}
 }
 
 // volumes fails when a file is gone that the pool lists: what is missing because a directory is not mounted must not look absent.
@@ -70,7 +94,7 @@ func (l *library) volumes(ctx context.Context, pool string, names []string) ([]s
 	var found []string
 	var unread string
 	err := l.withPool(ctx, pool, func(p *virt.StoragePool) error {
-		vs, err := volumesOf(p, names)
+		vs, err := l.volumesOf(p, pool, names)
 		defer func() {
 			for _, v := range vs {
 				free(v)
@@ -133,14 +157,25 @@ func (l *library) volume(ctx context.Context, p *virt.StoragePool, v *virt.Stora
 	return xml, name, err
 }
 
-// volumesOf finds volumes by name; all when names is nil.
-func volumesOf(p *virt.StoragePool, names []string) (found []*virt.StorageVol, err error) {
-	if names == nil {
+// volumesOf finds volumes by name; all when names is nil. In a small pool it finds them by a list, which is one call.
+func (l *library) volumesOf(p *virt.StoragePool, pool string, names []string) (found []*virt.StorageVol, err error) {
+	size, listed := l.sizes.Load(pool)
+	if names == nil || len(names) > 1 && (!listed || size.(int) <= few) {
 		vs, err := p.ListAllStorageVolumes(0)
-		for i := range vs {
-			found = append(found, &vs[i])
+		if err != nil {
+			return nil, err
 		}
-		return found, err
+		l.sizes.Store(pool, len(vs))
+		wanted := among(names)
+		for i := range vs {
+			v := &vs[i]
+			if name, err := v.GetName(); err == nil && !wanted(name) { // the library knows it without a call
+				free(v)
+				continue
+			}
+			found = append(found, v)
+		}
+		return found, nil
 	}
 	for _, name := range names {
 		switch v, err := p.LookupStorageVolByName(name); {

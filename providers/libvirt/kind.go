@@ -139,6 +139,8 @@ type change struct {
 	host *host
 	call providers.Call
 
+	fresh map[called]definition // what was read to find the thing of the call, until it is used or something is changed
+
 	mu   sync.Mutex
 	sent bool // a call was made that changes something
 	did  bool // such a call has succeeded
@@ -162,8 +164,8 @@ func (k *kind) change(ctx context.Context, op string, c providers.Call, act func
 			defer k.machines.forget()
 		}
 		var none struct{}
-		ch.conn = conn
-		things, err := k.things(ctx, conn, []string{c.ID})
+		ch.conn, ch.fresh = conn, map[called]definition{}
+		things, err := k.things(ctx, recorder{conn, ch.fresh}, []string{c.ID})
 		if err != nil {
 			return none, err
 		}
@@ -177,6 +179,20 @@ func (k *kind) change(ctx context.Context, op string, c providers.Call, act func
 		unlock()
 	}
 	return k.fail(op, c.Ref, err, ch)
+}
+
+// A recorder notes the objects that it reads.
+type recorder struct {
+	conn
+	noted map[called]definition
+}
+
+func (r recorder) read(ctx context.Context, o object, names []string) ([]definition, error) {
+	ds, err := r.conn.read(ctx, o, names)
+	for _, d := range ds {
+		r.noted[called{o, d.name}] = d
+	}
+	return ds, err
 }
 
 // exclude waits until no change with one of some keys is made, and keeps others from being made until free.
@@ -203,6 +219,7 @@ func (ch *change) do(call func() error) error {
 	if err := ch.host.permit.Check(); err != nil {
 		return &lost{unsent: true, err: err}
 	}
+	clear(ch.fresh)
 	ch.mu.Lock()
 	ch.sent = true
 	ch.mu.Unlock()

@@ -19,8 +19,12 @@ type target struct {
 	autostart bool
 }
 
-// found returns the one object that exists with a name.
+// found returns the one object that exists with a name. It is not read again right after it was.
 func (ch *change) found(o object, name string) (definition, error) {
+	if d, ok := ch.fresh[called{o, name}]; ok {
+		delete(ch.fresh, called{o, name})
+		return d, nil
+	}
 	ds, err := ch.read(ch.ctx, o, []string{name})
 	if err != nil {
 		return definition{}, err

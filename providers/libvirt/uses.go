@@ -20,43 +20,45 @@ type user struct {
 	networks []string
 }
 
-// stillFree is how long what nothing used counts as free: of many that are deleted one after the other, each would have everything read
-// again. As much time passes between a look and a deletion when libvirt is busy.
-const stillFree = 250 * time.Millisecond
+// What nothing used counts as free for a while: of many that are deleted one after the other, each would have everything read again. As much
+// time passes between a look and a deletion when libvirt is busy, and readings take a tenth of the time at most.
+const (
+	stillFree   = 250 * time.Millisecond
+	freeAtMost  = 2 * time.Second
+	freePerRead = 10 // times as long as the reading took
+)
 
 // usedBy says by what something is used among all that may use it; by is empty when nothing does.
-func usedBy[T any](ctx context.Context, j *joint[T], all func() (T, error), among func(all T) (by string, err error)) (by string, err error) {
-	if known, ok := j.recent(stillFree); ok {
-		if by, err := among(known); by == "" || err != nil {
-			return by, err
+func usedBy[T any](ctx context.Context, j *joint[T], all func() (T, error), among func(all T) (by string)) (by string, err error) {
+	if known, ok := j.recent(func(took time.Duration) time.Duration { return min(max(stillFree, freePerRead*took), freeAtMost) }); ok {
+		if among(known) == "" {
+			return "", nil
 		} // it may be free by now
 	}
 	now, err := j.read(ctx, all)
 	if err != nil {
 		return "", err
 	}
-	return among(now)
+	return among(now), nil
 }
 
 // user says what uses an image; it is empty when nothing does.
 func (ch *change) user(i image) (by string, err error) {
 	all := func() ([]providers.Thing, error) { return volumes{}.list(ch.ctx, ch, nil) }
-	by, err = usedBy(ch.ctx, &ch.host.volumes, all, func(all []providers.Thing) (string, error) {
-		id, err := ch.basedOn(i, all)
-		if id == "" || err != nil {
-			return "", err
+	by, err = usedBy(ch.ctx, &ch.host.volumes, all, func(all []providers.Thing) string {
+		if id := ch.basedOn(i, all); id != "" {
+			return "is the backing volume of " + id
 		}
-		return "is the backing volume of " + id, nil
+		return ""
 	})
 	if by != "" || err != nil {
 		return by, err
 	}
-	return usedBy(ch.ctx, &ch.host.machines, ch.machines, func(all []user) (string, error) {
-		uses, err := ch.usesBy(all, i)
-		if err != nil || len(uses) == 0 {
-			return "", err
+	return usedBy(ch.ctx, &ch.host.machines, ch.machines, func(all []user) string {
+		if uses := ch.usesBy(all, i); len(uses) > 0 {
+			return "is " + uses[0].String()
 		}
-		return "is " + uses[0].String(), nil
+		return ""
 	})
 }
 
@@ -66,6 +68,7 @@ func (ch *change) machines() ([]user, error) {
 	if err != nil {
 		return nil, err
 	}
+	paths := backings{c: ch, ids: map[string]string{}}
 	var found []user
 	for _, d := range ds {
 		for _, xml := range []string{d.running, d.stored} {
@@ -76,7 +79,13 @@ func (ch *change) machines() ([]user, error) {
 			if err := domain.Unmarshal(xml); err != nil {
 				return nil, fmt.Errorf("the definition of domain %s: %w", d.name, err)
 			}
-			found = append(found, user{d.name, xml == d.running, needs(&domain), networksOf(&domain)})
+			u := user{d.name, xml == d.running, needs(&domain), networksOf(&domain)}
+			for i := range u.needs {
+				if err := u.needs[i].resolve(ch, paths); err != nil {
+					return nil, err
+				}
+			}
+			found = append(found, u)
 		}
 	}
 	return found, nil
@@ -96,20 +105,15 @@ func networksOf(d *libvirtxml.Domain) (names []string) {
 }
 
 // basedOn returns the id of a volume that is based on an image; empty when there is none.
-func (ch *change) basedOn(i image, all []providers.Thing) (id string, err error) {
+func (ch *change) basedOn(i image, all []providers.Thing) string {
+	file := ch.stat(i.path)
 	for _, th := range all {
 		backing, _ := th.Spec["backing"].(string)
-		is := backing == i.pool+"/"+i.volume
-		if strings.HasPrefix(backing, "/") { // no pool has it by this path
-			if is, err = ch.leads(backing, i); err != nil {
-				return "", err
-			}
-		}
-		if is {
-			return th.ID, nil
+		if backing == i.id() || strings.HasPrefix(backing, "/") && (backing == i.path || os.SameFile(file, ch.stat(backing))) {
+			return th.ID
 		}
 	}
-	return "", nil
+	return ""
 }
 
 // A use is what a domain needs an image for.
@@ -128,28 +132,54 @@ func (ch *change) uses(i image) ([]use, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ch.usesBy(domains, i)
+	return ch.usesBy(domains, i), nil
 }
 
 // usesBy returns what domains need an image for.
-func (ch *change) usesBy(domains []user, i image) (found []use, err error) {
+func (ch *change) usesBy(domains []user, i image) (found []use) {
+	file := ch.stat(i.path)
 	for _, d := range domains {
 		for _, n := range d.needs {
-			switch is, err := ch.isImage(n.source, i); {
-			case err != nil:
-				return nil, err
-			case is:
+			if n.id == i.id() || n.path != "" && n.path == i.path || os.SameFile(n.file, file) {
 				found = append(found, use{d.name, n.as, n.device, d.runs})
 			}
 		}
 	}
-	return found, nil
+	return found
 }
 
 // A need is something that a domain opens.
 type need struct {
 	as, device string // as those of a use
 	source     *libvirtxml.DomainDiskSource
+
+	// What the source is, as far as that is known.
+	id   string // of the volume
+	path string
+	file os.FileInfo
+}
+
+// resolve finds out what the source is. libvirt does not follow symbolic links; on its own node this program can.
+func (n *need) resolve(ch *change, paths backings) (err error) {
+	switch s := n.source; {
+	case s == nil:
+	case s.Volume != nil:
+		n.id = s.Volume.Pool + "/" + s.Volume.Volume
+	case s.File != nil && s.File.File != "":
+		n.path = s.File.File
+		n.file = ch.stat(n.path)
+		n.id, err = paths.id(ch.ctx, n.path)
+	}
+	return err
+}
+
+// stat looks at a file of the node; nil when it cannot.
+func (ch *change) stat(path string) os.FileInfo {
+	if !ch.host.here() {
+		return nil
+	}
+	file, _ := os.Stat(path)
+	return file
 }
 
 // needs returns what a domain opens and may be an image: its disks, what those are based on or copied to, and what it boots.
@@ -163,14 +193,14 @@ func needs(d *libvirtxml.Domain) []need {
 			}
 			below := func(as string, b *libvirtxml.DomainDiskBackingStore) {
 				for ; b != nil; b = b.BackingStore {
-					found = append(found, need{as, "", b.Source})
+					found = append(found, need{as: as, source: b.Source})
 				}
 			}
-			found = append(found, need{"disk " + device, device, disk.Source})
+			found = append(found, need{as: "disk " + device, device: device, source: disk.Source})
 			below("what is below disk "+device, disk.BackingStore)
 			if m := disk.Mirror; m != nil {
 				as := "the copy of disk " + device
-				found = append(found, need{as, "", m.Source})
+				found = append(found, need{as: as, source: m.Source})
 				below(as, m.BackingStore)
 			}
 		}
@@ -179,7 +209,7 @@ func needs(d *libvirtxml.Domain) []need {
 		return found
 	}
 	file := func(as, path string) {
-		found = append(found, need{as, "", &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: strings.TrimSpace(path)}}})
+		found = append(found, need{as: as, source: &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: strings.TrimSpace(path)}}})
 	}
 	file("the kernel", d.OS.Kernel)
 	file("the initrd", d.OS.Initrd)
@@ -189,7 +219,7 @@ func needs(d *libvirtxml.Domain) []need {
 	if n := d.OS.NVRam; n != nil {
 		file("the nvram", n.NVRam)
 		file("the nvram", n.Template)
-		found = append(found, need{"the nvram", "", n.Source})
+		found = append(found, need{as: "the nvram", source: n.Source})
 	}
 	return found
 }
@@ -197,30 +227,4 @@ func needs(d *libvirtxml.Domain) []need {
 // An image is a volume with its path.
 type image struct{ pool, volume, path string }
 
-func (ch *change) isImage(s *libvirtxml.DomainDiskSource, i image) (bool, error) {
-	switch {
-	case s == nil:
-		return false, nil
-	case s.Volume != nil:
-		return s.Volume.Pool == i.pool && s.Volume.Volume == i.volume, nil
-	case s.File != nil:
-		return ch.leads(s.File.File, i)
-	}
-	return false, nil
-}
-
-// leads reports whether a path leads to an image. libvirt does not follow symbolic links; on its own node this program can.
-func (ch *change) leads(path string, i image) (bool, error) {
-	if path == "" || path == i.path {
-		return path != "", nil
-	}
-	if ch.host.here() {
-		a, err := os.Stat(path)
-		b, err2 := os.Stat(i.path)
-		if err == nil && err2 == nil && os.SameFile(a, b) {
-			return true, nil
-		}
-	}
-	pool, name, err := ch.volumeAt(ch.ctx, path)
-	return pool == i.pool && name == i.volume, err
-}
+func (i image) id() string { return i.pool + "/" + i.volume }

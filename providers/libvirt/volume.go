@@ -382,17 +382,17 @@ func (volumes) remove(ch *change, have providers.Thing) error {
 		}
 		return ch.unmark(pool, name)
 	}
-	v, err := ch.image(have.ID)
-	if err != nil {
-		return err
+	path, _ := have.Status["path"].(string)
+	if path == "" {
+		return refuse(providers.Invalid, "volume %s is not an image file", have.ID)
 	}
-	switch by, err := ch.user(image{pool, name, v.Target.Path}); {
+	switch by, err := ch.user(image{pool, name, path}); {
 	case err != nil:
 		return err
 	case by != "":
 		return refuseUsed("volume %s %s", have.ID, by)
 	}
-	err = ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name) })
+	err := ch.do(func() error { return ch.deleteVolume(ch.ctx, pool, name) })
 	if err != nil || have.Detail != beside {
 		return err
 	}
