@@ -35,6 +35,29 @@ var bridgeRows = reading{
 
 func (bridges) reads() []reading { return []reading{bridgeRows, portRows, interfaceRows} }
 
+// fewBridges is for how many bridges their local ports are looked for by name: for each, ovsdb-server looks at all ports.
+const fewBridges = 64
+
+// narrow reads of the ports only the local ones. Most ports of a switch are others.
+func (k bridges) narrow(ctx context.Context, d *db) (*view, error) {
+	v, err := d.view(ctx, []reading{{table: vswitch.BridgeTable, row: &vswitch.Bridge{}, columns: []string{"name"}}}, nil)
+	if err != nil {
+		return nil, err
+	}
+	names := []string{}
+	for b := range all[vswitch.Bridge](v) {
+		names = append(names, b.Name)
+	}
+	if len(names) > fewBridges {
+		return nil, nil
+	}
+	v, err = d.view(ctx, k.reads(), names)
+	if err != nil || find(v, func(b *vswitch.Bridge) bool { return v.local(b) == nil }) != nil { // a new one
+		return nil, err
+	}
+	return v, nil
+}
+
 func (bridges) traits(common providers.Traits) providers.Traits { return common }
 
 func (bridges) list(v *view) ([]observed, error) {

@@ -2,6 +2,7 @@ package ovs_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -600,6 +601,49 @@ func TestBondIsReported(t *testing.T) {
 			n.fails(n.create("ovs.port", "one", aPort), providers.Exists, "interface")
 		})
 	})
+}
+
+// TestListOfBridges: what a list of bridges reads hardly grows with their ports, and a list has the same bridges as a look at each, however
+// many there are.
+func TestListOfBridges(t *testing.T) {
+	s := ovstest.Fake(t)
+	r, endpoint := newRelay(t, s, nil)
+	n := newNode(t, s, ovs.Options{Endpoint: endpoint})
+	list := func() []providers.Thing {
+		t.Helper()
+		things, err := providers.Collect(n.kind("ovs.bridge").List(t.Context()))
+		n.must(err)
+		for _, th := range things {
+			if d := cmp.Diff(n.look("ovs.bridge", th.ID), th); d != "" {
+				t.Errorf("a look at a bridge, and the list (-look +list):\n%s", d)
+			}
+		}
+		return things
+	}
+	size := func() int64 {
+		t.Helper()
+		before := r.answered.Load()
+		_, err := providers.Collect(n.kind("ovs.bridge").List(t.Context()))
+		n.must(err)
+		return r.answered.Load() - before
+	}
+	list()
+	n.must(n.create("ovs.bridge", "br0", aBridge))
+	list()
+	before := size()
+	const ports = 40
+	for i := range ports {
+		s.AddPort(t, "br0", fmt.Sprint("port", i), nil)
+	}
+	if more := size() - before; more > 100*ports { // of which a UUID has about half
+		t.Errorf("for each of %d ports, %d bytes more are read", ports, more/ports)
+	}
+	for i := range 70 { // which is too many to look for the local port of each
+		n.must(n.create("ovs.bridge", fmt.Sprint("many", i), aBridge))
+	}
+	if things := list(); len(things) != 71 {
+		t.Errorf("it lists %d bridges, want 71", len(things))
+	}
 }
 
 // TestNetworkInterface attaches one end of a veth pair, on a real switch.

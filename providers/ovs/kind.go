@@ -35,7 +35,13 @@ type asker interface {
 	look(ctx context.Context, d *db, v *view, ids []string) error
 }
 
-// A observed is a thing as a noun reports it.
+// A narrower is a noun whose things can be listed without all rows of the tables that it reads.
+type narrower interface {
+	// narrow returns a view of all things; nil when only all rows show them.
+	narrow(ctx context.Context, d *db) (*view, error)
+}
+
+// An observed is a thing as a noun reports it.
 type observed struct {
 	providers.Thing
 	rows []string // the UUIDs of its rows: they distinguish a thing from its successor of the same name
@@ -81,7 +87,7 @@ func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, er
 
 // see reads what shows the things with the given ids; all when ids is nil. Names are those of the rows that are read.
 func (k *kind) see(ctx context.Context, names, ids []string) (*view, error) {
-	v, err := k.view(ctx, k.noun.reads(), names)
+	v, err := k.rows(ctx, names)
 	if err != nil {
 		return nil, &fault{providers.Transient, err}
 	}
@@ -89,6 +95,16 @@ func (k *kind) see(ctx context.Context, names, ids []string) (*view, error) {
 		err = classed(n.look(ctx, k.db, v, ids))
 	}
 	return v, err
+}
+
+// rows reads the rows with the given names; all that the noun needs when names is nil.
+func (k *kind) rows(ctx context.Context, names []string) (*view, error) {
+	if n, ok := k.noun.(narrower); ok && names == nil {
+		if v, err := n.narrow(ctx, k.db); v != nil || err != nil {
+			return v, err
+		}
+	}
+	return k.view(ctx, k.noun.reads(), names)
 }
 
 // Create implements [providers.Kind].

@@ -36,6 +36,8 @@ type relay struct {
 	conns  []net.Conn
 	commit func() fate // called for each transaction that changes something, before it is passed on
 	hung   atomic.Bool // nothing passes to the server any more
+
+	answered atomic.Int64 // bytes
 }
 
 // newRelay relays to the database of s, over a socket of its own, which speaks TLS when a configuration is given.
@@ -101,7 +103,7 @@ func (r *relay) accept() {
 		r.mu.Unlock()
 		unheard := make(chan string, 1) // the id of a request whose reply breaks the connection
 		r.work.Go(func() { r.requests(client, server, unheard) })
-		r.work.Go(func() { answers(client, server, unheard) })
+		r.work.Go(func() { r.answers(client, server, unheard) })
 	}
 }
 
@@ -152,7 +154,7 @@ func (r *relay) requests(client, server net.Conn, broken chan<- string) {
 }
 
 // answers passes on what the server sends.
-func answers(client, server net.Conn, broken <-chan string) {
+func (r *relay) answers(client, server net.Conn, broken <-chan string) {
 	defer client.Close()
 	defer server.Close()
 	cutAt := "none"
@@ -168,6 +170,7 @@ func answers(client, server net.Conn, broken <-chan string) {
 		if id(message) == cutAt {
 			return
 		}
+		r.answered.Add(int64(len(message)))
 		if _, err := client.Write(message); err != nil {
 			return
 		}
