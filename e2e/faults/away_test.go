@@ -11,6 +11,7 @@ import (
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
@@ -29,44 +30,11 @@ type absence struct {
 // outlast checks that a run waits for the daemon, which is away from the first step on, or from the beginning of an undo, until the run is
 // seen to wait for it. The forward direction ends applied, and an undo ends reverted.
 func (a absence) outlast(t *testing.T, undo bool) {
-	known, err := compiled()
-	if err != nil {
-		t.Fatal(err)
-	}
-	document := func(node string) *schema.Document {
-		text := fmt.Sprintf("apiVersion: \"converge.dev/v1\"\nsite: {name: \"grid\", id: %q}\npolicy: max_destroy: \"100%%\"\nnodes: n: {%s}\n", siteID, node)
-		doc, ds := load.Document(context.Background(), known, load.Options{}, load.Source{Name: "node.cue", Data: []byte(text)})
-		if doc == nil {
-			t.Fatalf("%v\n%s", ds.Err(), text)
-		}
-		return doc
-	}
-	emit := func(event.Event) {}
-	e := engine.New(engine.Options{
-		Kinds: known.Kinds(), Store: state.New(mem.New(mem.Options{}), "node"), Who: "test@here", Version: "test", Parallelism: 1,
-		Emit: func(ev event.Event) { emit(ev) },
-		Open: func(ctx context.Context, _ schema.Site, _ []providers.Need) (*providers.Set, error) {
-			p, err := a.open(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return providers.NewSet(p)
-		},
+	g := newGround(t, func(ctx context.Context) ([]*providers.Provider, error) {
+		p, err := a.open(ctx)
+		return []*providers.Provider{p}, err
 	})
-	defer e.Close()
-	apply := func(doc *schema.Document) state.Run {
-		p, err := e.Plan(t.Context(), doc, plan.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		res, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return res.Run
-	}
-	first := document(a.first)
-	if run := apply(first); run.Status != state.RunApplied {
+	if run := g.apply(a.first); run.Status != state.RunApplied {
 		t.Fatalf("the beginning ended %s: %s", run.Status, run.Message)
 	}
 
@@ -76,7 +44,7 @@ func (a absence) outlast(t *testing.T, undo bool) {
 	}
 	var back func()
 	waited := false
-	emit = func(ev event.Event) {
+	g.emit = func(ev event.Event) {
 		_, reverting := ev.(event.RevertStarted)
 		_, starting := ev.(event.StepStarted)
 		if back == nil && (reverting && undo || starting && !undo) {
@@ -87,13 +55,74 @@ func (a absence) outlast(t *testing.T, undo bool) {
 			back()
 		}
 	}
-	run := apply(document(last))
-	emit = func(event.Event) {}
+	run := g.apply(last)
+	g.emit = func(event.Event) {}
 	if run.Status != want || !waited {
 		t.Fatalf("it ended %s, and waited: %t; %s %v", run.Status, waited, run.Message, run.Partial)
 	}
-	r, err := e.Drift(t.Context(), first.Site)
+	g.clean()
+}
+
+// A ground is a site with one node, n, and its engine.
+type ground struct {
+	*testing.T
+	known *kinds.Schema
+	store *state.Store
+	*engine.Engine
+	emit func(event.Event)
+}
+
+func newGround(t *testing.T, open func(ctx context.Context) ([]*providers.Provider, error)) *ground {
+	known, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &ground{T: t, known: known, store: state.New(mem.New(mem.Options{}), "node"), emit: func(event.Event) {}}
+	g.Engine = engine.New(engine.Options{
+		Kinds: known.Kinds(), Store: g.store, Who: "test@here", Version: "test", Parallelism: 1,
+		Emit: func(ev event.Event) { g.emit(ev) },
+		Open: func(ctx context.Context, _ schema.Site, _ []providers.Need) (*providers.Set, error) {
+			ps, err := open(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return providers.NewSet(ps...)
+		},
+	})
+	t.Cleanup(func() { _ = g.Close() })
+	return g
+}
+
+// document returns a document whose node is given as CUE.
+func (g *ground) document(node string) *schema.Document {
+	g.Helper()
+	text := fmt.Sprintf("apiVersion: \"converge.dev/v1\"\nsite: {name: \"grid\", id: %q}\npolicy: max_destroy: \"100%%\"\nnodes: n: {%s}\n", siteID, node)
+	doc, ds := load.Document(context.Background(), g.known, load.Options{}, load.Source{Name: "node.cue", Data: []byte(text)})
+	if doc == nil {
+		g.Fatalf("%v\n%s", ds.Err(), text)
+	}
+	return doc
+}
+
+// apply brings the node to what is given as CUE; all of it is deleted when that is empty.
+func (g *ground) apply(node string) state.Run {
+	g.Helper()
+	p, err := g.Plan(context.Background(), g.document(node), plan.Options{Destroy: node == ""})
+	if err != nil {
+		g.Fatal(err)
+	}
+	res, err := g.Apply(context.Background(), p, engine.ApplyOptions{Approve: p.Approval()})
+	if err != nil {
+		g.Fatal(err)
+	}
+	return res.Run
+}
+
+// clean checks that the node is as it was applied.
+func (g *ground) clean() {
+	g.Helper()
+	r, err := g.Drift(context.Background(), g.document("").Site)
 	if err != nil || !r.Clean() {
-		t.Errorf("drift: %+v, %v", r, err)
+		g.Errorf("drift: %+v, %v", r, err)
 	}
 }

@@ -157,6 +157,10 @@ func (functions) Update(c *sysfs.Change, have providers.Thing, want schema.Objec
 // Delete implements [sysfs.Noun]. A function that the kernel has given to its own driver stays with it.
 func (functions) Delete(c *sysfs.Change, have providers.Thing) error {
 	driver, _ := have.Spec["driver"].(string)
+	override, err := overrideOf(c.Kernel, have.ID)
+	if err != nil {
+		return err
+	}
 	stays := driver != "" && !assigns(driver)
 	if !stays {
 		if err := removable(c.Kernel, have.ID, driver); err != nil {
@@ -167,10 +171,44 @@ func (functions) Delete(c *sysfs.Change, have providers.Thing) error {
 			return err
 		}
 	}
-	if err := c.Write(devices+have.ID+"/driver_override", "\n"); err != nil || stays {
+	if err := release(c, have.ID, driver, stays); err != nil {
+		if back := putBack(c, have.ID, override, driver); back != nil {
+			return errors.Join(err, back)
+		}
+		c.Undone()
 		return err
 	}
-	return c.Write("bus/pci/drivers_probe", have.ID)
+	return nil
+}
+
+// release leaves a function to the kernel, which takes its own driver for it unless it stays with that. Without its override it is no longer
+// observed, so whatever fails has to be put back. The kernel does not tell whether one of its drivers should have taken the function.
+func release(c *sysfs.Change, address, driver string, stays bool) error {
+	if !stays && driver != "" {
+		switch now, err := c.Link(devices + address + "/driver"); {
+		case err != nil:
+			return err
+		case now == driver:
+			return refuseIgnored("is still bound to "+driver, address, c.Node)
+		}
+	}
+	if err := c.Write(devices+address+"/driver_override", "\n"); err != nil {
+		return err
+	}
+	switch now, err := overrideOf(c.Kernel, address); {
+	case err != nil:
+		return err
+	case now != "":
+		return refuseIgnored("still has the driver override "+now, address, c.Node)
+	case stays:
+		return nil
+	}
+	return c.Write("bus/pci/drivers_probe", address)
+}
+
+// refuseIgnored refuses what the kernel has only said that it does.
+func refuseIgnored(still, address, node string) error {
+	return sysfs.Refuse(providers.Invalid, "the kernel accepted the request, but %s %s: see the kernel log of node %s", address, still, node)
 }
 
 // bind binds a function to a driver by an override, in place of the given one.

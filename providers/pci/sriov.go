@@ -2,6 +2,7 @@ package pci
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"slices"
 	"strconv"
@@ -185,10 +186,15 @@ func (sriov) Delete(c *sysfs.Change, have providers.Thing) error {
 		return err
 	}
 	err = c.Write(dev+"/sriov_numvfs", "0")
-	if err == nil {
+	now, rerr := numVFs(c.Kernel, have.ID)
+	switch {
+	case rerr != nil:
+		return errors.Join(err, rerr)
+	case now == 0: // whatever the kernel has answered
 		return nil
+	case err == nil:
+		err = refuseIgnored(fmt.Sprintf("still has %d virtual functions", now), have.ID, c.Node)
 	}
-	var rerr error
 	if was != "" && was != c.Attribute(dev+"/sriov_drivers_autoprobe") {
 		rerr = c.Restore(dev+"/sriov_drivers_autoprobe", was)
 	}
@@ -221,7 +227,13 @@ func autoprobe(c *sysfs.Change, dev string, want *bool) error {
 			return nil
 		}
 	}
-	return c.Write(dev+"/sriov_drivers_autoprobe", value)
+	if err := c.Write(dev+"/sriov_drivers_autoprobe", value); err != nil {
+		return err
+	}
+	if c.Attribute(dev+"/sriov_drivers_autoprobe") == value {
+		return nil
+	}
+	return refuseIgnored("does not have sriov_drivers_autoprobe "+value, strings.TrimPrefix(dev, devices), c.Node)
 }
 
 func numVFs(k sysfs.Kernel, address string) (int64, error) {
