@@ -378,15 +378,8 @@ func (l *library) list(o object, by sieve) (found []handle, err error) {
 // A view has the names of the objects that a sieve has held back. Of a nil view, libvirt is asked about each object.
 type view map[sieve]map[string]bool
 
-// asleep returns a view of domains that were not running when they were looked up, which is when libvirt says so: those are stored, or they
-// would not exist.
-func asleep(names []string) view {
-	v := view{isActive: {}, isPersistent: {}, isOff: {}}
-	for _, name := range names {
-		v[isPersistent][name], v[isOff][name] = true, true
-	}
-	return v
-}
+// asleep returns the view of a domain that does not run.
+func asleep(name string) view { return view{isActive: {}, isOff: {name: true}} }
 
 // of returns the view in which to look for an object: none for one that is gone or new since the lists were made, as each of them is of
 // another moment. All others are stored or run.
@@ -437,7 +430,7 @@ func among(names []string) func(name string) bool {
 const few = 10
 
 // handles finds objects by name; all when names is nil. With those of lists comes what there is to see of them at once.
-func (l *library) handles(o object, names []string) (found []handle, seen view, err error) {
+func (l *library) handles(o object, names []string) (found []handle, seen func(name string) view, err error) {
 	if names == nil || len(names) > few {
 		if found, err = l.list(o, isAny); err != nil {
 			return found, nil, err
@@ -455,10 +448,10 @@ func (l *library) handles(o object, names []string) (found []handle, seen view, 
 		if o == domainObject {
 			sieves = append(sieves, isRunning, isPaused, isOff)
 		}
-		seen, err = l.look(o, sieves...)
-		return found, seen, err
+		all, err := l.look(o, sieves...)
+		return found, all.of, err
 	}
-	var stopped []string
+	views := map[string]view{}
 	for _, name := range names {
 		_, held := l.held[called{o, name}]
 		h, err := l.lookup(o, name)
@@ -470,16 +463,16 @@ func (l *library) handles(o object, names []string) (found []handle, seen view, 
 		}
 		found = append(found, h)
 		if d, ok := h.(*virt.Domain); ok && !held {
-			if _, err := d.GetID(); err != nil { // the library knows it without a call: it has none
-				stopped = append(stopped, name)
+			if _, err := d.GetID(); err != nil { // as of the lookup, without another call: only one that runs has an id
+				views[name] = asleep(name)
 			}
 		}
 	}
-	return found, asleep(stopped), nil
+	return found, func(name string) view { return views[name] }, nil
 }
 
 // definition reads an object.
-func (l *library) definition(h handle, seen view) (d definition, err error) {
+func (l *library) definition(h handle, views func(name string) view) (d definition, err error) {
 	read := func(inactive bool) (string, error) {
 		stored := inactive && !l.memory
 		switch h := h.(type) {
@@ -501,7 +494,7 @@ func (l *library) definition(h handle, seen view) (d definition, err error) {
 	if d.name, err = h.GetName(); err != nil {
 		return d, err
 	}
-	seen = seen.of(d.name)
+	seen := views(d.name)
 	stays, err := seen.is(isPersistent, d.name, h.IsPersistent)
 	if err != nil {
 		return d, err

@@ -238,25 +238,36 @@ func (l *loop) watch(id int, w *watched, events virt.EventHandleType) error {
 	case slices.Contains(l.late, id):
 		return nil
 	}
-	l.late = append(l.late, id)
-	if len(l.late) > 1 { // the clock runs
+	if len(l.late) > 0 || l.windUp(pause) == nil { // the clock runs
+		l.late = append(l.late, id)
 		return nil
 	}
-	return unix.TimerfdSettime(l.clock, 0, &unix.ItimerSpec{Value: unix.NsecToTimespec(pause.Nanoseconds())}, nil)
+	return l.look(id, w)
+}
+
+// windUp ends the wait of the loop after some time.
+func (l *loop) windUp(after time.Duration) error {
+	return unix.TimerfdSettime(l.clock, 0, &unix.ItimerSpec{Value: unix.NsecToTimespec(after.Nanoseconds())}, nil)
 }
 
 // catchUp has the kernel look at the watches that are late, unless they no longer matter.
 func (l *loop) catchUp() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, id := range l.late {
-		if w := l.handles[id]; w != nil {
-			if err := l.look(id, w); err != nil {
-				slog.Error("the event loop of libvirt failed", "error", err)
-			}
+	l.late = slices.DeleteFunc(l.late, func(id int) bool {
+		w := l.handles[id]
+		if w == nil {
+			return true
 		}
+		err := l.look(id, w)
+		if err != nil {
+			slog.Error("the event loop of libvirt failed", "error", err)
+		}
+		return err == nil
+	})
+	if len(l.late) > 0 {
+		_ = l.windUp(time.Second) // it has worked before
 	}
-	l.late = l.late[:0]
 }
 
 // look tells the kernel what to look at. A file descriptor without events is not looked at: the kernel would tell of its end all the same, and
@@ -278,8 +289,11 @@ func (l *loop) look(id int, w *watched) error {
 	case w.events == 0:
 		op = unix.EPOLL_CTL_DEL
 	}
-	w.looked = w.events
-	return unix.EpollCtl(l.poll, op, w.fd, &e)
+	err := unix.EpollCtl(l.poll, op, w.fd, &e)
+	if err == nil || w.events == 0 { // then it may be closed already
+		w.looked = w.events
+	}
+	return err
 }
 
 // AddHandleFunc implements [virt.EventLoop], as the other methods of these names do.

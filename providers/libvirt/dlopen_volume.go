@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 
 	virt "libvirt.org/go/libvirt"
 	"libvirt.org/go/libvirtxml"
@@ -162,20 +164,27 @@ func (l *library) volumesOf(p *virt.StoragePool, pool string, names []string) (f
 	size, listed := l.sizes.Load(pool)
 	if names == nil || len(names) > 1 && (!listed || size.(int) <= few) {
 		vs, err := p.ListAllStorageVolumes(0)
-		if err != nil {
+		switch {
+		case err == nil:
+			l.sizes.Store(pool, len(vs))
+		case names == nil:
 			return nil, err
+		default: // libvirt lists no more than 16384
+			l.sizes.Store(pool, math.MaxInt)
 		}
-		l.sizes.Store(pool, len(vs))
-		wanted := among(names)
+		there, wanted := map[string]bool{}, among(names)
 		for i := range vs {
 			v := &vs[i]
-			if name, err := v.GetName(); err == nil && !wanted(name) { // the library knows it without a call
+			name, err := v.GetName() // the library knows it without a call
+			if err == nil && !wanted(name) {
 				free(v)
 				continue
 			}
+			there[name] = true
 			found = append(found, v)
 		}
-		return found, nil
+		// One that the user may not see is in no list, and must not look absent. Marks are seen with their volumes.
+		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return there[name] || err == nil && isMark(name) })
 	}
 	for _, name := range names {
 		switch v, err := p.LookupStorageVolByName(name); {

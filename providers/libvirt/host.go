@@ -22,7 +22,7 @@ type host struct {
 
 	changing keyed.Mutex              // excludes changes; see exclusive
 	volumes  joint[[]providers.Thing] // what may use something, for those who take that away
-	machines joint[[]user]
+	machines joint[*users]
 
 	mu      sync.Mutex    // not held while anything is waited for
 	link    *link         // the newest; nil before the first
@@ -242,13 +242,18 @@ func (h *host) wait(ctx context.Context, a *attempt) error {
 func (h *host) reach(a *attempt) {
 	l := &link{calls: make(chan struct{}, maxCalls), over: make(chan struct{}), users: 1, told: map[*subscriber]bool{}}
 	c, err := h.dial(h.URI, func(o object, name string) {
-		if o == domainObject {
+		switch o {
+		case domainObject:
 			h.machines.forget()
+		case poolObject:
+			h.volumes.forget()
 		}
 		l.event(o, name)
 	})
 	l.conn, a.err = c, err
 	if err == nil {
+		h.machines.forget() // nothing tells of what happened before
+		h.volumes.forget()
 		go l.guard()
 	}
 	var unused *link

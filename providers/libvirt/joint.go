@@ -21,18 +21,16 @@ type joint[T any] struct {
 // A reading has its result once it is done. Who holds the turn writes and reads it.
 type reading[T any] struct {
 	began time.Time
-	took  time.Duration
 	done  bool
 	value T
 	err   error
 }
 
-// recent returns the result of a reading that began a short while ago, which is up to within of the time that it took; ok is false when there
-// is none.
-func (j *joint[T]) recent(within func(took time.Duration) time.Duration) (value T, ok bool) {
+// recent returns the result of a reading that began a short while ago; ok is false when there is none.
+func (j *joint[T]) recent(within time.Duration) (value T, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.last == nil || time.Since(j.last.began) > within(j.last.took) || j.last.began.Before(j.since) {
+	if j.last == nil || time.Since(j.last.began) > within || j.last.began.Before(j.since) {
 		return value, false
 	}
 	return j.last.value, true
@@ -69,7 +67,6 @@ func (j *joint[T]) read(ctx context.Context, how func() (T, error)) (T, error) {
 	j.mu.Unlock()
 	r.began = time.Now()
 	value, err := how()
-	r.took = time.Since(r.began)
 	if err == nil || ctx.Err() == nil { // what ends with this caller alone is not the others' affair
 		r.done, r.value, r.err = true, value, err
 	}

@@ -58,20 +58,17 @@ func TestJoint(t *testing.T) {
 		if began.Load() != 6 {
 			t.Errorf("%d readings, want 6", began.Load())
 		}
-		times := func(n time.Duration) func(took time.Duration) time.Duration {
-			return func(took time.Duration) time.Duration { return n * took }
-		}
-		if n, ok := j.recent(times(4)); !ok || n != 5 { // it took one second, and the one that broke another two
+		if n, ok := j.recent(4 * time.Second); !ok || n != 5 { // it took one second, and the one that broke another two
 			t.Errorf("the newest reading is %d (%t), want 5", n, ok)
 		}
-		if n, ok := j.recent(times(1)); ok {
+		if n, ok := j.recent(time.Second); ok {
 			t.Errorf("reading %d counts as recent", n)
 		}
 		all.Go(func() { _, _ = j.read(t.Context(), read) })
 		time.Sleep(time.Second / 2)
 		j.forget()
 		all.Wait()
-		if n, ok := j.recent(times(1000)); ok {
+		if n, ok := j.recent(time.Hour); ok {
 			t.Errorf("reading %d counts as recent, though what it saw has changed meanwhile", n)
 		}
 	})

@@ -403,13 +403,13 @@ func stoppable(d definition, stored string) error {
 
 // unused fails when domains have interfaces in a network; running only counts those that run.
 func (ch *change) unused(network string, running bool) error {
-	by, err := usedBy(ch.ctx, &ch.host.machines, ch.machines, func(all []user) string {
-		for _, u := range all {
+	by, err := usedBy(ch.ctx, &ch.host.machines, ch.machines, func(all *users) (string, error) {
+		for _, u := range all.all {
 			if slices.Contains(u.networks, network) && (u.runs || !running) {
-				return u.name
+				return u.name, nil
 			}
 		}
-		return ""
+		return "", nil
 	})
 	if by != "" {
 		err = refuse(providers.Invalid, "domain %s has an interface in network %s, which would lose its connection", by, network)

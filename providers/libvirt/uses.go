@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"libvirt.org/go/libvirtxml"
@@ -20,56 +21,81 @@ type user struct {
 	networks []string
 }
 
-// What nothing used counts as free for a while: of many that are deleted one after the other, each would have everything read again. As much
-// time passes between a look and a deletion when libvirt is busy, and readings take a tenth of the time at most.
-const (
-	stillFree   = 250 * time.Millisecond
-	freeAtMost  = 2 * time.Second
-	freePerRead = 10 // times as long as the reading took
-)
+// users are those of all domains, for who shares a reading of them.
+type users struct {
+	all []user
+
+	mu  sync.Mutex
+	ids map[string]string // of the volumes at paths, which are asked for once
+}
+
+// volumeAt returns the id of the volume at a path; empty when no pool has it.
+func (u *users) volumeAt(ch *change, path string) (string, error) {
+	u.mu.Lock()
+	id, ok := u.ids[path]
+	u.mu.Unlock()
+	if ok {
+		return id, nil
+	}
+	pool, name, err := ch.conn.volumeAt(ch.ctx, path)
+	if err != nil {
+		return "", err
+	}
+	if pool != "" {
+		id = pool + "/" + name
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.ids[path] = id
+	return id, nil
+}
+
+// stillFree is how long what nothing used counts as free: of many that are deleted one after the other, each would have everything read
+// again. As much time passes between a look and a deletion when libvirt is busy.
+const stillFree = 500 * time.Millisecond
 
 // usedBy says by what something is used among all that may use it; by is empty when nothing does.
-func usedBy[T any](ctx context.Context, j *joint[T], all func() (T, error), among func(all T) (by string)) (by string, err error) {
-	if known, ok := j.recent(func(took time.Duration) time.Duration { return min(max(stillFree, freePerRead*took), freeAtMost) }); ok {
-		if among(known) == "" {
-			return "", nil
+func usedBy[T any](ctx context.Context, j *joint[T], all func() (T, error), among func(all T) (by string, err error)) (by string, err error) {
+	if known, ok := j.recent(stillFree); ok {
+		if by, err := among(known); by == "" || err != nil {
+			return by, err
 		} // it may be free by now
 	}
 	now, err := j.read(ctx, all)
 	if err != nil {
 		return "", err
 	}
-	return among(now), nil
+	return among(now)
 }
 
 // user says what uses an image; it is empty when nothing does.
 func (ch *change) user(i image) (by string, err error) {
 	all := func() ([]providers.Thing, error) { return volumes{}.list(ch.ctx, ch, nil) }
-	by, err = usedBy(ch.ctx, &ch.host.volumes, all, func(all []providers.Thing) string {
+	by, err = usedBy(ch.ctx, &ch.host.volumes, all, func(all []providers.Thing) (string, error) {
 		if id := ch.basedOn(i, all); id != "" {
-			return "is the backing volume of " + id
+			return "is the backing volume of " + id, nil
 		}
-		return ""
+		return "", nil
 	})
 	if by != "" || err != nil {
 		return by, err
 	}
-	return usedBy(ch.ctx, &ch.host.machines, ch.machines, func(all []user) string {
-		if uses := ch.usesBy(all, i); len(uses) > 0 {
-			return "is " + uses[0].String()
+	return usedBy(ch.ctx, &ch.host.machines, ch.machines, func(all *users) (string, error) {
+		uses, err := ch.usesBy(all, i)
+		if err != nil || len(uses) == 0 {
+			return "", err
 		}
-		return ""
+		return "is " + uses[0].String(), nil
 	})
 }
 
 // machines reads what all domains need.
-func (ch *change) machines() ([]user, error) {
+func (ch *change) machines() (*users, error) {
 	ds, err := ch.domains(ch.ctx)
 	if err != nil {
 		return nil, err
 	}
-	paths := backings{c: ch, ids: map[string]string{}}
-	var found []user
+	found := &users{ids: map[string]string{}}
 	for _, d := range ds {
 		for _, xml := range []string{d.running, d.stored} {
 			if xml == "" {
@@ -79,13 +105,7 @@ func (ch *change) machines() ([]user, error) {
 			if err := domain.Unmarshal(xml); err != nil {
 				return nil, fmt.Errorf("the definition of domain %s: %w", d.name, err)
 			}
-			u := user{d.name, xml == d.running, needs(&domain), networksOf(&domain)}
-			for i := range u.needs {
-				if err := u.needs[i].resolve(ch, paths); err != nil {
-					return nil, err
-				}
-			}
-			found = append(found, u)
+			found.all = append(found.all, user{d.name, xml == d.running, needs(&domain), networksOf(&domain)})
 		}
 	}
 	return found, nil
@@ -132,45 +152,29 @@ func (ch *change) uses(i image) ([]use, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ch.usesBy(domains, i), nil
+	return ch.usesBy(domains, i)
 }
 
 // usesBy returns what domains need an image for.
-func (ch *change) usesBy(domains []user, i image) (found []use) {
+func (ch *change) usesBy(domains *users, i image) (found []use, err error) {
 	file := ch.stat(i.path)
-	for _, d := range domains {
+	for _, d := range domains.all {
 		for _, n := range d.needs {
-			if n.id == i.id() || n.path != "" && n.path == i.path || os.SameFile(n.file, file) {
+			switch is, err := ch.isImage(n.source, domains, i, file); {
+			case err != nil:
+				return nil, err
+			case is:
 				found = append(found, use{d.name, n.as, n.device, d.runs})
 			}
 		}
 	}
-	return found
+	return found, nil
 }
 
 // A need is something that a domain opens.
 type need struct {
 	as, device string // as those of a use
 	source     *libvirtxml.DomainDiskSource
-
-	// What the source is, as far as that is known.
-	id   string // of the volume
-	path string
-	file os.FileInfo
-}
-
-// resolve finds out what the source is. libvirt does not follow symbolic links; on its own node this program can.
-func (n *need) resolve(ch *change, paths backings) (err error) {
-	switch s := n.source; {
-	case s == nil:
-	case s.Volume != nil:
-		n.id = s.Volume.Pool + "/" + s.Volume.Volume
-	case s.File != nil && s.File.File != "":
-		n.path = s.File.File
-		n.file = ch.stat(n.path)
-		n.id, err = paths.id(ch.ctx, n.path)
-	}
-	return err
 }
 
 // stat looks at a file of the node; nil when it cannot.
@@ -228,3 +232,20 @@ func needs(d *libvirtxml.Domain) []need {
 type image struct{ pool, volume, path string }
 
 func (i image) id() string { return i.pool + "/" + i.volume }
+
+// isImage reports whether a source is an image, whose file is given if it can be seen. libvirt does not follow symbolic links; on its own node
+// this program can.
+func (ch *change) isImage(s *libvirtxml.DomainDiskSource, among *users, i image, file os.FileInfo) (bool, error) {
+	switch {
+	case s == nil:
+		return false, nil
+	case s.Volume != nil:
+		return s.Volume.Pool+"/"+s.Volume.Volume == i.id(), nil
+	case s.File == nil || s.File.File == "":
+		return false, nil
+	case s.File.File == i.path || os.SameFile(file, ch.stat(s.File.File)):
+		return true, nil
+	}
+	id, err := among.volumeAt(ch, s.File.File)
+	return id == i.id(), err
+}

@@ -65,7 +65,7 @@ type version struct {
 	config int
 }
 
-// List implements [providers.Kind] with one transaction.
+// List implements [providers.Kind]: what it returns is of one moment.
 func (k *kind) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
 	return providers.Listed(func() ([]providers.Thing, error) { return k.observe(ctx, nil) })
 }
