@@ -277,6 +277,9 @@ func (m *machine) contents(definition string) (all, extras map[string]int, err e
 
 // remove refuses what libvirt would lose with the domain, before it stops the machine.
 func (domains) remove(ch *change, have providers.Thing) error {
+	if have.Mark.IsZero() {
+		return refuse(providers.Denied, "domain %s carries no ownership mark: another client removed that, or made another domain of this name, and converge may not delete it", have.ID)
+	}
 	m, err := ch.machine(have.ID)
 	if err != nil {
 		return err
@@ -291,6 +294,9 @@ func (domains) remove(ch *change, have providers.Thing) error {
 	_, extras, err := m.contents(m.stored)
 	if err != nil {
 		return err
+	}
+	if v := m.parsed.VCPU; v != nil && v.Current != 0 {
+		extras["domain/vcpu/@current"]++
 	}
 	if lost := places(extras); len(lost) > 0 {
 		return refuse(providers.Invalid, "settings of domain %s that are not in its spec would be lost: %s", have.ID, strings.Join(slices.Compact(lost), ", "))

@@ -23,8 +23,12 @@ func describeDomain(d *libvirtxml.Domain, s *spec.Domain, known images) error {
 	if d.VCPU == nil {
 		d.VCPU = &libvirtxml.DomainVCPU{}
 	}
-	if d.VCPU.Value != uint(s.Vcpus) {
-		d.VCPU.Value, d.VCPU.Current = uint(s.Vcpus), 0
+	switch n := uint(s.Vcpus); {
+	case currentCPUs(d) == n:
+	case d.VCPU.Current != 0 && n < d.VCPU.Value: // the others stay unplugged
+		d.VCPU.Current, d.VCPUs = n, nil
+	default:
+		d.VCPU.Value, d.VCPU.Current, d.VCPUs = n, 0, nil
 	}
 	if set := setOf(s.CPUs); set != setOf(was.CPUs) {
 		d.VCPU.CPUSet = set

@@ -76,6 +76,9 @@ func domainContents(definition string, known images) (all, extras map[string]int
 	if bare.Memory != nil {
 		bare.CurrentMemory = &libvirtxml.DomainCurrentMemory{Value: bare.Memory.Value, Unit: bare.Memory.Unit}
 	}
+	if d.VCPU != nil { // what is plugged in is in the spec, and a change of that changes both
+		bare.VCPU.Value, bare.VCPU.Current = d.VCPU.Value, d.VCPU.Current
+	}
 	if bootsByItself(d) {
 		bare.OS.BootDevices = d.OS.BootDevices
 	}

@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -334,6 +335,7 @@ func TestMachineOfOthers(t *testing.T) {
 	t.Run("started again while it shuts down", func(t *testing.T) {
 		f := aHost()
 		f.put(domainObject, "web", plain, plain)
+		f.own("web")
 		stopped := false
 		f.fail = func(call string) error {
 			stopped = stopped || call == "stop web"
@@ -353,6 +355,7 @@ func TestMachineOfOthers(t *testing.T) {
 	t.Run("edited while it shuts down", func(t *testing.T) {
 		f := aHost()
 		f.put(domainObject, "web", plain, plain)
+		f.own("web")
 		f.fail = func(call string) error {
 			if call == "shut down web" || call == "stop web" {
 				edit(f)
@@ -379,6 +382,47 @@ func TestMachineOddMemory(t *testing.T) {
 	}
 	if err := updated(t, p, "libvirt.domain", "web", schema.Object{"title": "x"}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestMachineUnplugged: virtual CPUs that somebody has left out of the next start are missed, and plugged in again.
+func TestMachineUnplugged(t *testing.T) {
+	f := aHost()
+	text := f.objects[domainObject]["web"].stored
+	want := itsSpec()["vcpus"].(int64)
+	vcpu := regexp.MustCompile(`<vcpu([^>]*)>\d+</vcpu>`)
+	fewer := vcpu.ReplaceAllString(text, fmt.Sprintf(`<vcpu$1 current="1">%d</vcpu>`, want))
+	f.put(domainObject, "web", fewer, "")
+	p := f.open(t)
+	things, err := served(t, p, "libvirt.domain").Kind.Get(t.Context(), []string{"web"})
+	if err != nil || fewer == text || things[0].Spec["vcpus"] != int64(1) {
+		t.Fatalf("it is observed as %v (%v)", things, err)
+	}
+	mustDo(t, updated(t, p, "libvirt.domain", "web", schema.Object{"vcpus": want}))
+	if stored := f.objects[domainObject]["web"].stored; strings.Contains(stored, "current=") || !strings.Contains(stored, fmt.Sprintf(">%d</vcpu>", want)) {
+		t.Errorf("it is stored as %s", stored)
+	}
+}
+
+// own gives a domain the mark of a site.
+func (f *fake) own(domain string) {
+	aMark := providers.Mark{Site: "7c0d1f5e-2a34-4f6b-9c8d-1e2f3a4b5c6d", Ref: schema.Ref{Scope: "n1", Kind: "libvirt.domain", Name: domain}, Incarnation: 1}.String()
+	d := f.objects[domainObject][domain]
+	for _, text := range []*string{&d.stored, &d.running} {
+		*text = strings.Replace(strings.Replace(*text, ` mark=""`, "", 1), "<converge:domain ", `<converge:domain mark="`+aMark+`" `, 1)
+	}
+	f.objects[domainObject][domain] = d
+}
+
+// TestMachineWithoutMark: a machine without a mark may be that of another client, of the same name, and is not deleted.
+func TestMachineWithoutMark(t *testing.T) {
+	f := aHost()
+	f.put(domainObject, "other", "<domain type='qemu'><name>other</name><memory>65536</memory><vcpu>1</vcpu><os><type>hvm</type></os></domain>", "")
+	made := f.calls()
+	err := served(t, f.open(t), "libvirt.domain").Kind.Delete(t.Context(), calling("libvirt.domain", "other"))
+	expect(t, err, providers.Denied, false, "domain other carries no ownership mark")
+	if len(*made) > 0 {
+		t.Errorf("calls were made: %q", *made)
 	}
 }
 
@@ -490,6 +534,7 @@ func TestMachineIsForced(t *testing.T) {
 		if err := updated(t, p, "libvirt.domain", "web", schema.Object{"stop_timeout": int64(1), "state": state}); err != nil {
 			t.Fatal(err)
 		}
+		f.own("web")
 		if err := served(t, p, "libvirt.domain").Kind.Delete(t.Context(), calling("libvirt.domain", "web")); err != nil {
 			t.Fatal(err)
 		}
@@ -502,6 +547,7 @@ func TestMachineIsForced(t *testing.T) {
 // TestMachineIsNotDeleted: what would be lost with a domain keeps it, and it goes on running.
 func TestMachineIsNotDeleted(t *testing.T) {
 	f := aHost()
+	f.own("web")
 	made := f.calls()
 	p := f.open(t)
 	err := served(t, p, "libvirt.domain").Kind.Delete(t.Context(), calling("libvirt.domain", "web"))

@@ -46,7 +46,7 @@ func describedDomain(d *libvirtxml.Domain, known images) *spec.Domain {
 		Disks: []spec.Disk{}, Cdroms: []spec.CDROM{}, Interfaces: []spec.DomainInterface{}, Hostdevs: []spec.Hostdev{},
 	}
 	if d.VCPU != nil {
-		s.Vcpus, s.CPUs = int64(d.VCPU.Value), numbersOf(d.VCPU.CPUSet)
+		s.Vcpus, s.CPUs = int64(currentCPUs(d)), numbersOf(d.VCPU.CPUSet)
 	}
 	if d.CPU != nil && slices.Contains([]string{"host-passthrough", "host-model", "maximum"}, d.CPU.Mode) {
 		s.CPUMode = &d.CPU.Mode
@@ -243,4 +243,12 @@ func functionOf(h *libvirtxml.DomainHostdev) string {
 	}
 	a := h.SubsysPCI.Source.Address
 	return fmt.Sprintf("%04x:%02x:%02x.%x", or(a.Domain, 0), or(a.Bus, 0), or(a.Slot, 0), or(a.Function, 0))
+}
+
+// currentCPUs returns how many virtual CPUs a domain starts with: others may have been left unplugged (virsh setvcpus).
+func currentCPUs(d *libvirtxml.Domain) uint {
+	if d.VCPU.Current != 0 {
+		return d.VCPU.Current
+	}
+	return d.VCPU.Value
 }

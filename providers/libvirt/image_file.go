@@ -14,6 +14,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"converge.dev/converge/providers"
@@ -174,6 +175,48 @@ func sizeOf(head []byte, length int64, format string) (int64, error) {
 	return q.size, err
 }
 
+// backingFiles returns the paths of the files that an image is based on, the next one first, as far as they can be read.
+func backingFiles(path string) (found []string) {
+	const deepest = 64 // longer chains lead around in a circle
+	for len(found) < deepest {
+		next := backingFile(path)
+		if next == "" {
+			break
+		}
+		found, path = append(found, next), next
+	}
+	return found
+}
+
+// backingFile returns the path of the file that an image is based on; empty when there is none, or it cannot be read.
+func backingFile(path string) string {
+	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
+		return ""
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	head := make([]byte, qcow2Header2)
+	if _, err := io.ReadFull(f, head); err != nil || !bytes.HasPrefix(head, []byte(qcow2Magic)) {
+		return ""
+	}
+	at, length := binary.BigEndian.Uint64(head[qcow2Backing:]), binary.BigEndian.Uint32(head[qcow2BackingLength:])
+	if at == 0 || at > math.MaxInt64 || length > 1<<10 {
+		return ""
+	}
+	name := make([]byte, length)
+	if _, err := f.ReadAt(name, int64(at)); err != nil || len(name) == 0 {
+		return ""
+	}
+	next := strings.TrimPrefix(string(name), "file:")
+	if filepath.IsAbs(next) {
+		return next
+	}
+	return filepath.Join(filepath.Dir(path), next)
+}
+
 // A qcow2 is what the header of such an image says.
 type qcow2 struct {
 	size    int64 // that a guest sees
@@ -182,14 +225,15 @@ type qcow2 struct {
 
 // What the header has, and where.
 const (
-	qcow2Magic     = "QFI\xfb"
-	qcow2Version   = 4
-	qcow2Backing   = 8 // where in the file the name of the backing file is
-	qcow2Size      = 24
-	qcow2Encrypted = 32
-	qcow2Features  = 72 // since version 3
-	qcow2Header2   = 72 // its length
-	qcow2Header3   = 104
+	qcow2Magic         = "QFI\xfb"
+	qcow2Version       = 4
+	qcow2Backing       = 8  // where in the file the name of the backing file is
+	qcow2BackingLength = 16 // of that name
+	qcow2Size          = 24
+	qcow2Encrypted     = 32
+	qcow2Features      = 72 // since version 3
+	qcow2Header2       = 72 // its length
+	qcow2Header3       = 104
 )
 
 // The features of a qcow2 image without which it cannot be read.

@@ -53,7 +53,7 @@ func refuse(class providers.Class, format string, args ...any) error {
 
 // refuseUsed refuses to take away what something else uses.
 func refuseUsed(format string, args ...any) error {
-	return &fault{class: providers.Invalid, code: "InUse", err: fmt.Errorf(format, args...)}
+	return &fault{class: providers.Invalid, code: "InUse", err: fmt.Errorf(format+": take it out of use first", args...)}
 }
 
 // A kind adds the four verbs to a noun.

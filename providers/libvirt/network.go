@@ -412,7 +412,7 @@ func (ch *change) unused(network string, running bool) error {
 		return "", nil
 	})
 	if by != "" {
-		err = refuse(providers.Invalid, "domain %s has an interface in network %s, which would lose its connection", by, network)
+		err = refuse(providers.Invalid, "domain %s has an interface in network %s, which would lose its connection: remove that interface first", by, network)
 	}
 	return err
 }

@@ -57,7 +57,8 @@ func (n *node) kind(name string) providers.Kind {
 
 // call returns a call about the thing with an id; the last part of that is its name.
 func (n *node) call(kind, id string) providers.Call {
-	return providers.Call{Ref: schema.Ref{Scope: "gpu-01", Kind: kind, Name: id[strings.LastIndexByte(id, '/')+1:]}, ID: id, Epoch: 1}
+	ref := schema.Ref{Scope: "gpu-01", Kind: kind, Name: id[strings.LastIndexByte(id, '/')+1:]}
+	return providers.Call{Ref: ref, ID: id, Mark: providers.Mark{Site: providertest.Site, Ref: ref, Incarnation: 1}, Epoch: 1}
 }
 
 func (n *node) create(kind, id string, want schema.Object) error {

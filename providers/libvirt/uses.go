@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -25,8 +26,22 @@ type user struct {
 type users struct {
 	all []user
 
-	mu  sync.Mutex
-	ids map[string]string // of the volumes at paths, which are asked for once
+	mu     sync.Mutex
+	ids    map[string]string   // of the volumes at paths, which are asked for once
+	chains map[string][]string // the files that images are based on, by their paths, which are read once
+}
+
+// chain returns the files that the image at a path is based on, as far as this program can read them: of a domain that does not run, libvirt
+// shows only the topmost.
+func (u *users) chain(path string) []string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if files, ok := u.chains[path]; ok {
+		return files
+	}
+	files := backingFiles(path)
+	u.chains[path] = files
+	return files
 }
 
 // volumeAt returns the id of the volume at a path; empty when no pool has it.
@@ -95,7 +110,7 @@ func (ch *change) machines() (*users, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := &users{ids: map[string]string{}}
+	found := &users{ids: map[string]string{}, chains: map[string][]string{}}
 	for _, d := range ds {
 		for _, xml := range []string{d.running, d.stored} {
 			if xml == "" {
@@ -165,6 +180,8 @@ func (ch *change) usesBy(domains *users, i image) (found []use, err error) {
 				return nil, err
 			case is:
 				found = append(found, use{d.name, n.as, n.device, d.runs})
+			case ch.isBelow(n.source, domains, i, file):
+				found = append(found, use{d.name, "what is below " + n.as, "", d.runs})
 			}
 		}
 	}
@@ -248,4 +265,11 @@ func (ch *change) isImage(s *libvirtxml.DomainDiskSource, among *users, i image,
 	}
 	id, err := among.volumeAt(ch, s.File.File)
 	return id == i.id(), err
+}
+
+// isBelow reports whether a source is based on an image, whose file is given if it can be seen.
+func (ch *change) isBelow(s *libvirtxml.DomainDiskSource, among *users, i image, file os.FileInfo) bool {
+	return ch.host.here() && s != nil && s.File != nil && slices.ContainsFunc(among.chain(s.File.File), func(path string) bool {
+		return path == i.path || os.SameFile(file, ch.stat(path))
+	})
 }

@@ -2,8 +2,10 @@ package libvirt
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 
@@ -21,6 +23,16 @@ func TestNeeded(t *testing.T) {
 	if err := os.Symlink(dir, dir+"/link"); err != nil {
 		t.Fatal(err)
 	}
+	// An image in another directory, which is based on one that is based on it.
+	overlay := func(path, backing string) string {
+		head := binary.BigEndian.AppendUint32([]byte("QFI\xfb"), 3)
+		head = binary.BigEndian.AppendUint64(head, 104)
+		head = binary.BigEndian.AppendUint32(head, uint32(len(backing)))
+		mustDo(t, os.WriteFile(path, append(append(head, make([]byte, 104-len(head))...), backing...), 0o600))
+		return path
+	}
+	overlay(dir+"/middle", "base")
+	over := overlay(filepath.Join(t.TempDir(), "over"), "file:"+dir+"/link/middle")
 	disk := func(rest string) string {
 		return "<devices><disk type='file' device='disk'><source file='/other'/>" + rest + "<target dev='vda'/></disk></devices>"
 	}
@@ -32,6 +44,7 @@ func TestNeeded(t *testing.T) {
 		"disk by its names":   {"<devices><disk type='volume'><source pool='p' volume='base'/><target dev='vda'/></disk></devices>", "disk vda of domain vm"},
 		"base":                {disk("<backingStore type='file'><format type='raw'/>" + file(dir+"/base") + "<backingStore/></backingStore>"), "below disk vda of domain vm"},
 		"base of a base":      {disk("<backingStore type='file'><format type='qcow2'/>" + file("/mid") + "<backingStore type='file'><format type='raw'/>" + file(dir+"/base") + "<backingStore/></backingStore></backingStore>"), "below disk vda of domain vm"},
+		"base in its header":  {"<devices><disk type='file'>" + file(over) + "<target dev='vda'/></disk></devices>", "below disk vda of domain vm"},
 		"mirror":              {disk("<mirror type='file' job='copy'><format type='raw'/>" + file(dir+"/base") + "</mirror>"), "copy of disk vda of domain vm"},
 		"base of a mirror":    {disk("<mirror type='file' job='copy'>" + file("/mid") + "<backingStore type='file'><format type='raw'/>" + file(dir+"/base") + "<backingStore/></backingStore></mirror>"), "copy of disk vda of domain vm"},
 		"kernel":              {"<os><type>hvm</type><kernel>" + dir + "/base</kernel></os>", "kernel of domain vm"},

@@ -165,7 +165,7 @@ func (k bridges) occupied(ctx context.Context, d *db, name string) error {
 			}
 		}
 	}
-	return refuse(providers.Invalid, "bridge %s still has the ports %s", name, strings.Join(sorted(ports), ", "))
+	return refuse(providers.Invalid, "bridge %s still has the ports %s: remove them first", name, strings.Join(sorted(ports), ", "))
 }
 
 // wantedBridge returns the desired row of a bridge. What cannot change is taken from have where the spec does not state it.

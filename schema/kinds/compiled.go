@@ -66,7 +66,7 @@ var checkLabels = check{name: "#Labels", doc: "Labels: keys of 1 to 255 ASCII ch
 
 var checkLibvirtInterface = check{name: "#LibvirtInterface", doc: "The name of a network interface.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$"}}}
 
-var checkLibvirtName = check{name: "#LibvirtName", doc: "The name of an object of libvirt, and part of the names of its files.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}$"}}}
+var checkLibvirtName = check{name: "#LibvirtName", doc: "The name of an object of libvirt: up to 128 letters, digits, underscores, dots, plus signs and hyphens, with a letter, a digit or an underscore first. It is part of the names of files.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}$"}}}
 
 var checkMAC = check{name: "#MAC", doc: "A MAC address in lower case with colons.", types: isString, tests: []test{&pattern{text: "^[0-9a-f]{2}(:[0-9a-f]{2}){5}$"}}}
 
@@ -78,7 +78,7 @@ var checkOVSMap = check{name: "#OVSMap", doc: "Keys and values as stored in OVSD
 	{key: &check{types: isString, tests: []test{&pattern{text: "^[!-~]{1,255}$"}}}, value: &check{types: isString}},
 }}}}
 
-var checkOVSName = check{name: "#OVSName", doc: "The name of a bridge or port. It is also the name of a network interface, so it has at most 15 characters.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$"}}}
+var checkOVSName = check{name: "#OVSName", doc: "The name of a bridge or port, which is also that of a network interface: up to 15 letters, digits, underscores, dots and hyphens, with a letter, a digit or an underscore first.", types: isString, tests: []test{&pattern{text: "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}$"}}}
 
 var checkOVSQueueName = check{name: "#OVSQueueName", doc: "The name of a queue or qos: lower-case letters, digits and inner hyphens, at most 63.", types: isString, tests: []test{&pattern{text: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"}}}
 

@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindLibvirtPool, "libvirt/pool.cue", "f762b7abb1525aeb5a8538cc16c101d8cc9a2356d9e21adafbce84a9e35ee029")
+	compiledFiles.add(&kindLibvirtPool, "libvirt/pool.cue", "b7c1f806802007e96da06dc8216db1fd9a637ff10711a564f2a58f2dea7563ea")
 }
 
 var checkLibvirtPath = check{name: "#LibvirtPath", doc: `An absolute path without empty, "." and ".." components and without control characters.`, types: isString, tests: []test{&pattern{text: `^(/(\.?[^./\x00-\x1f\x7f-\x9f][^/\x00-\x1f\x7f-\x9f]*|\.\.[^/\x00-\x1f\x7f-\x9f]+))+$`}}}

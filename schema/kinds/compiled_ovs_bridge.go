@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindOvsBridge, "ovs/bridge.cue", "d09ed04b3ccbdc0692c2abf5b26e4d9926412a9608cf3672c3b0b64f72209c96")
+	compiledFiles.add(&kindOvsBridge, "ovs/bridge.cue", "439f3e8d28764d7953c66b8d73277a104237bdd1a0a5d172cc83ec8534b5bc95")
 }
 
 var kindOvsBridge = kind{Kind: schema.Kind{Name: "ovs.bridge", Node: true, Doc: "A virtual switch of Open vSwitch, identified by its name. Its local port and the internal interface of that port have the name of the bridge; they are created and deleted with the bridge and are not separate resources. A bridge is not deleted while it has other ports, or mirrors, controllers or collectors that were attached outside converge.", Fields: []schema.Field{

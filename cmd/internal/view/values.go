@@ -479,10 +479,13 @@ func within(v any, b *branch, id string) any {
 	case map[string]any:
 		return v[b.slot.name]
 	case []any:
-		for i, e := range v {
-			if m, ok := e.(map[string]any); id != "" && ok && fmt.Sprint(m[id]) == b.index || id == "" && strconv.Itoa(i) == b.index {
+		for _, e := range v {
+			if m, ok := e.(map[string]any); id != "" && ok && fmt.Sprint(m[id]) == b.index {
 				return e
 			}
+		}
+		if i, err := strconv.Atoi(b.index); err == nil && 0 <= i && i < len(v) { // what refers to others is given by its position
+			return v[i]
 		}
 	}
 	return nil
