@@ -18,9 +18,9 @@ const (
 	domainObject
 )
 
-// A dialer connects. Event is called with the name of each object that is defined, undefined, started or stopped, until the connection is
-// closed.
-type dialer func(uri string, event func(o object, name string)) (conn, error)
+// A dialer connects. Event is called with the name of each object that is defined or started, and with ends of each that is undefined or
+// stopped, until the connection is closed.
+type dialer func(uri string, event func(o object, name string, ends bool)) (conn, error)
 
 // A conn is one connection to libvirt, in the terms of its API: objects by their names, definitions as XML. Its methods may be called
 // at the same time. When libvirt answers with an error, theirs is an *answer, otherwise a *lost. A call whose context has ended is not

@@ -78,7 +78,7 @@ type wire struct {
 }
 
 // dial connects.
-func dial(uri string, event func(o object, name string)) (conn, error) {
+func dial(uri string, event func(o object, name string, ends bool)) (conn, error) {
 	loop, err := events()
 	if err != nil {
 		return nil, err
@@ -654,31 +654,31 @@ func (l *library) updateHost(ctx context.Context, network string, how hostUpdate
 }
 
 // notify has events told of all objects. The library takes each callback once for a connection.
-func (l *library) notify(event func(o object, name string)) error {
-	tell := func(o object, h interface{ GetName() (string, error) }) {
+func (l *library) notify(event func(o object, name string, ends bool)) error {
+	tell := func(o object, h interface{ GetName() (string, error) }, ends bool) {
 		if name, err := h.GetName(); err == nil { // the library knows it without a call
-			event(o, name)
+			event(o, name, ends)
 		}
 	}
-	pools, err := l.c.StoragePoolEventLifecycleRegister(nil, func(_ *virt.Connect, p *virt.StoragePool, _ *virt.StoragePoolEventLifecycle) {
+	pools, err := l.c.StoragePoolEventLifecycleRegister(nil, func(_ *virt.Connect, p *virt.StoragePool, e *virt.StoragePoolEventLifecycle) {
 		if name, err := p.GetName(); err == nil {
 			l.pools.Delete(name) // it may be of another type by now
 		}
-		tell(poolObject, p)
+		tell(poolObject, p, e.Event == virt.STORAGE_POOL_EVENT_STOPPED || e.Event == virt.STORAGE_POOL_EVENT_UNDEFINED || e.Event == virt.STORAGE_POOL_EVENT_DELETED)
 	})
 	if err != nil {
 		return err
 	}
 	l.told = append(l.told, func() error { return l.c.StoragePoolEventDeregister(pools) })
-	networks, err := l.c.NetworkEventLifecycleRegister(nil, func(_ *virt.Connect, n *virt.Network, _ *virt.NetworkEventLifecycle) {
-		tell(networkObject, n)
+	networks, err := l.c.NetworkEventLifecycleRegister(nil, func(_ *virt.Connect, n *virt.Network, e *virt.NetworkEventLifecycle) {
+		tell(networkObject, n, e.Event == virt.NETWORK_EVENT_STOPPED || e.Event == virt.NETWORK_EVENT_UNDEFINED)
 	})
 	if err != nil {
 		return err
 	}
 	l.told = append(l.told, func() error { return l.c.NetworkEventDeregister(networks) })
-	domains, err := l.c.DomainEventLifecycleRegister(nil, func(_ *virt.Connect, d *virt.Domain, _ *virt.DomainEventLifecycle) {
-		tell(domainObject, d)
+	domains, err := l.c.DomainEventLifecycleRegister(nil, func(_ *virt.Connect, d *virt.Domain, e *virt.DomainEventLifecycle) {
+		tell(domainObject, d, e.Event == virt.DOMAIN_EVENT_STOPPED || e.Event == virt.DOMAIN_EVENT_UNDEFINED)
 	})
 	if err != nil {
 		return err

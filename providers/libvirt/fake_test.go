@@ -485,7 +485,7 @@ func (f *fake) put(o object, name, stored, running string) {
 func (f *fake) open(t *testing.T) *providers.Provider {
 	t.Helper()
 	p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site, Images: f.images, Poll: 10 * time.Millisecond},
-		func(string, func(object, string)) (conn, error) { return f, nil })
+		func(string, func(object, string, bool)) (conn, error) { return f, nil })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -241,11 +241,12 @@ func (h *host) wait(ctx context.Context, a *attempt) error {
 // reach dials. However late its result is, it is used, unless the provider is closed or another attempt is made by then.
 func (h *host) reach(a *attempt) {
 	l := &link{calls: make(chan struct{}, maxCalls), over: make(chan struct{}), users: 1, told: map[*subscriber]bool{}}
-	c, err := h.dial(h.URI, func(o object, name string) {
-		switch o {
-		case domainObject:
+	c, err := h.dial(h.URI, func(o object, name string, ends bool) {
+		switch { // what ends begins to use nothing
+		case ends:
+		case o == domainObject:
 			h.machines.forget()
-		case poolObject:
+		case o == poolObject:
 			h.volumes.forget()
 		}
 		l.event(o, name)

@@ -20,7 +20,7 @@ func TestFrozenDial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dead, hang, f := newFake(), make(chan struct{}), newFake()
 		var dials atomic.Int32
-		p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site}, func(string, func(object, string)) (conn, error) {
+		p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site}, func(string, func(object, string, bool)) (conn, error) {
 			if dials.Add(1) == 1 {
 				return dead, nil
 			}
@@ -85,7 +85,7 @@ func TestClosedWhileDialing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dead, hang, f := newFake(), make(chan struct{}), newFake()
 		first := true
-		p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site}, func(string, func(object, string)) (conn, error) {
+		p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site}, func(string, func(object, string, bool)) (conn, error) {
 			if first {
 				first = false
 				return dead, nil
@@ -170,7 +170,7 @@ func TestDeaf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		deaf, f := newFake(), newFake()
 		dialed := 0
-		p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site}, func(string, func(object, string)) (conn, error) {
+		p, err := open(t.Context(), Options{URI: "test:///fake", Node: "n1", Site: providertest.Site}, func(string, func(object, string, bool)) (conn, error) {
 			if dialed++; dialed == 1 {
 				return deaf, nil
 			}

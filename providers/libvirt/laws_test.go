@@ -56,7 +56,7 @@ func (f far) images(t *testing.T) string {
 func (f far) opened(t *testing.T) (*providers.Provider, conn) {
 	t.Helper()
 	var c conn
-	p, err := open(t.Context(), Options{URI: f.uri, Node: "gpu-01", Site: providertest.Site, Images: f.images(t), Poll: 100 * time.Millisecond}, func(uri string, event func(object, string)) (conn, error) {
+	p, err := open(t.Context(), Options{URI: f.uri, Node: "gpu-01", Site: providertest.Site, Images: f.images(t), Poll: 100 * time.Millisecond}, func(uri string, event func(object, string, bool)) (conn, error) {
 		var err error
 		c, err = dial(uri, event)
 		return c, err
