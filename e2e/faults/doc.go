@@ -14,6 +14,9 @@
 // declares, following "Ids and unknown outcomes" of docs/reliability.md. The few cells that end differently are listed with
 // the scenes in internal/carbidetest, each with its reason.
 //
+// Beside it stand the daemons and the kernel of a node: runs that outlast the absence of libvirtd and ovs-vswitchd, and a fake kernel that
+// answers otherwise than it should (kernel_test.go).
+//
 // Every cell has its own site, store and clock, and no cell waits for real time.
 //
 //	go test ./e2e/faults                                            a sample

@@ -133,9 +133,9 @@ func (l *liar) run(g *ground, undo bool) state.Run {
 	return g.apply(kernelLast)
 }
 
-// TestKernelAnswers: whatever a kernel answers to one request, or to all from one on, a run ends as it says it does: what is applied is there,
+// TestTortureKernelAnswers: whatever a kernel answers to one request, or to all from one on, a run ends as it says it does: what is applied is there,
 // and what is reverted is as it was before. Once the kernel is well again, the document comes true, and its reverse leaves nothing behind.
-func TestKernelAnswers(t *testing.T) {
+func TestTortureKernelAnswers(t *testing.T) {
 	for _, undo := range []bool{false, true} {
 		var before, first, last string // what sysfs shows
 		var asked []string

@@ -214,14 +214,14 @@ func needs(d *libvirtxml.Domain) []need {
 			}
 			below := func(as string, b *libvirtxml.DomainDiskBackingStore) {
 				for ; b != nil; b = b.BackingStore {
-					found = append(found, need{as: as, source: b.Source})
+					found = append(found, need{as, "", b.Source})
 				}
 			}
-			found = append(found, need{as: "disk " + device, device: device, source: disk.Source})
+			found = append(found, need{"disk " + device, device, disk.Source})
 			below("what is below disk "+device, disk.BackingStore)
 			if m := disk.Mirror; m != nil {
 				as := "the copy of disk " + device
-				found = append(found, need{as: as, source: m.Source})
+				found = append(found, need{as, "", m.Source})
 				below(as, m.BackingStore)
 			}
 		}
@@ -230,7 +230,7 @@ func needs(d *libvirtxml.Domain) []need {
 		return found
 	}
 	file := func(as, path string) {
-		found = append(found, need{as: as, source: &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: strings.TrimSpace(path)}}})
+		found = append(found, need{as, "", &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: strings.TrimSpace(path)}}})
 	}
 	file("the kernel", d.OS.Kernel)
 	file("the initrd", d.OS.Initrd)
@@ -240,7 +240,7 @@ func needs(d *libvirtxml.Domain) []need {
 	if n := d.OS.NVRam; n != nil {
 		file("the nvram", n.NVRam)
 		file("the nvram", n.Template)
-		found = append(found, need{as: "the nvram", source: n.Source})
+		found = append(found, need{"the nvram", "", n.Source})
 	}
 	return found
 }
