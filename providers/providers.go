@@ -73,6 +73,7 @@ type Call struct {
 	Mark    Mark          // to be written on the thing where the kind has a place for it; zero in Update: to be removed
 	Want    schema.Object // Create, Update: the desired spec; read only
 	Have    schema.Object // Update, Delete: the spec observed right before, with secrets that are set sealed; read only
+	UID     string        // Update, Delete: the uid of the thing that is ours: with another it is somebody else's, with this one it is ours also without a mark; empty: unknown
 	Version string        // Update, Delete: the version token observed right before; empty when the kind has none
 	Key     string        // idempotency key: the same for every attempt of one step
 	Epoch   int64         // fencing epoch of the caller
@@ -97,6 +98,7 @@ func (c *Call) Chose(id string) {
 // A Thing is what a provider observed.
 type Thing struct {
 	ID      string        // external id
+	UID     string        // tells it from what had its id before or has it later, where ids are names; no update changes it; empty: the far side has nothing like it
 	Name    string        // its name on the far side: the natural key, or a name for people
 	Mark    Mark          // who made it; zero when unmarked or made by others
 	Version string        // version token; empty when the kind has none

@@ -26,6 +26,7 @@ type Head struct {
 type Record struct {
 	Ref         schema.Ref      `json:"ref"`
 	ID          string          `json:"id"`             // external id; set for a gone resource only when it was left to others, marked as ours
+	UID         string          `json:"uid,omitempty"`  // what tells the thing from another that is made under the same id; empty: unknown
 	Name        string          `json:"name,omitempty"` // its name on the far side, where that differs from its name here: it was taken over by its id
 	Incarnation int             `json:"incarnation"`    // grows with each creation
 	Gone        bool            `json:"gone,omitempty"` // deleted, or left to others; kept because its ids cannot be used again

@@ -123,7 +123,7 @@ func (k *known) conclude(have *providers.Thing) verdict {
 		case !here:
 			return verdict{do: awaits}
 		case k.undo && k.traits.ID == "" && k.stranger(have):
-			return verdict{do: leaves, why: k.conflict(errTaken), left: have}
+			return verdict{do: leaves, why: k.conflict(k.taking(have)), left: have}
 		case k.undo && !k.ours(have) && k.lost:
 			return verdict{do: leaves, why: errCollision}
 		case k.undo && !k.ours(have) && !(k.finished && (k.traits.UsedOnce() || have.Spec.Digest() == k.seen)):
@@ -133,7 +133,7 @@ func (k *known) conclude(have *providers.Thing) verdict {
 				return verdict{do: leaves, why: k.conflict("another client changed " + strings.Join(altered, ", ") + " after the run created it")}
 			}
 		case !k.undo && k.stranger(have):
-			return verdict{do: refuses, why: k.conflict(errTaken)}
+			return verdict{do: refuses, why: k.conflict(k.taking(have))}
 		case len(taken) > 0:
 			return verdict{do: leaves, why: k.conflict("another client changed " + strings.Join(taken, ", ") + " after the run started deleting it")}
 		case k.before != nil && !k.unsure && !have.Spec.Equal(k.before):
@@ -162,7 +162,7 @@ func (k *known) conclude(have *providers.Thing) verdict {
 		case !here:
 			return verdict{do: fails, why: k.conflict("it no longer exists")}
 		case k.stranger(have):
-			return verdict{do: fails, why: k.conflict(errTaken)}
+			return verdict{do: fails, why: k.conflict(k.taking(have))}
 		case len(k.unmet(have)) == 0:
 			return verdict{do: awaits}
 		case len(taken) > 0: // what is there now is not what the step left
@@ -181,8 +181,13 @@ func (k *known) renamed(have *providers.Thing) error {
 	return k.conflict(fmt.Sprintf("it was renamed to %q after the plan was made", have.Name))
 }
 
-// errTaken is why a thing whose mark has changed is left alone.
-const errTaken = "its ownership mark changed since the plan was made"
+// taking returns why a stranger is left alone.
+func (k *known) taking(have *providers.Thing) string {
+	if k.another(have) {
+		return "it was deleted and created again outside converge since the plan was made"
+	}
+	return "its ownership mark changed since the plan was made"
+}
 
 // half reports whether an interrupted create has made a part of the thing, and the rest can be changed in place. The same step
 // then changes it: a healthy thing need not be deleted because the far side was unavailable for a moment. A value that is
@@ -279,8 +284,33 @@ func (k *known) early(spec schema.Object) schema.Object {
 	return spec
 }
 
-// stranger reports whether a thing no longer bears the mark that it had when the plan was made, nor ours.
+// stranger reports whether a thing is not the one for which the plan was made, or no longer bears the mark that it had then, nor ours.
 func (k *known) stranger(have *providers.Thing) bool {
+	if k.another(have) {
+		return true
+	}
 	mine := providers.Mark{Site: k.site, Ref: k.step.Ref, Incarnation: max(k.incarnation, 1)}
 	return k.traits.Mark && have.Mark != k.step.Mark && have.Mark != mine
+}
+
+// another reports whether a thing is certainly not the one for which the plan was made.
+func (k *known) another(have *providers.Thing) bool {
+	uid := k.uid()
+	return uid != "" && have.UID != "" && have.UID != uid
+}
+
+// uid returns the uid of the thing for which the plan was made; empty: unknown. What an undone delete makes again has another one.
+func (k *known) uid() string {
+	if k.undo && k.step.Action == plan.Delete {
+		return ""
+	}
+	return k.step.UID
+}
+
+// owned returns the uid of the thing when that shows that it is ours; empty otherwise.
+func (k *known) owned() string {
+	if k.step.Prior == nil || k.step.Prior.UID != k.step.UID {
+		return ""
+	}
+	return k.uid()
 }

@@ -87,6 +87,9 @@ func (w *worker) finish(have *providers.Thing) result {
 func (w *worker) leave(r *state.Record, have *providers.Thing) {
 	if have != nil && !r.Gone {
 		r.Rest = diff.Rest(w.kind, have.Spec, r.Spec)
+		if !w.undo || w.action == plan.Create { // otherwise it is as it was before the step
+			r.UID = have.UID
+		}
 	}
 }
 

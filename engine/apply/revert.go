@@ -262,7 +262,7 @@ func (w *worker) differs(have *providers.Thing, before schema.Object) string {
 	case have == nil:
 		return "it existed before, but no longer exists"
 	case w.stranger(have):
-		return errTaken
+		return w.taking(have)
 	}
 	is := have.Spec
 	before = diff.Spare(before, is, w.ignore)

@@ -158,6 +158,10 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		w.action, w.want, w.before = plan.Create, w.before, nil
 		w.stated = w.want
 		w.unsure = did.Open != nil // it may still be there
+		if w.record != nil && w.record.UID != "" { // what is made again has another uid
+			again := *w.record
+			again.UID, w.record = "", &again
+		}
 	case plan.Update:
 		w.name, w.unnamed = w.unnamed, w.name
 		w.touched = []string{}
@@ -265,7 +269,7 @@ func (w *worker) remember(ctx context.Context) result {
 	case have == nil || !have.Spec.Equal(w.before):
 		return w.refuse(w.conflict("it changed since the plan was made"))
 	case w.stranger(have):
-		return w.refuse(w.conflict(errTaken))
+		return w.refuse(w.conflict(w.taking(have)))
 	}
 	return w.finish(have)
 }
@@ -564,7 +568,7 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 		c.Name = w.record.Called()
 	}
 	if have != nil {
-		c.Have, c.Version = have.Spec, have.Version
+		c.Have, c.Version, c.UID = have.Spec, have.Version, w.owned()
 		if c.Name = cmp.Or(w.name, have.Name); have.Name == have.ID { // it has no name
 			c.Name = w.name
 		}

@@ -37,12 +37,14 @@ type Marked struct {
 // An Item is a recorded resource that is not as it was left; or a thing that such a resource refers to by external id,
 // that nothing declares, and that is Missing.
 type Item struct {
-	Ref     schema.Ref     `json:"ref"`
-	ID      string         `json:"id"`
-	Missing bool           `json:"missing,omitempty"`
-	Failed  string         `json:"failed,omitempty"`
-	TakenBy providers.Mark `json:"taken_by,omitzero"` // the mark of another site that it bears now
-	Changes []diff.Change  `json:"changes,omitempty"` // Before is what was left, After what is observed
+	Ref      schema.Ref     `json:"ref"`
+	ID       string         `json:"id"`
+	Missing  bool           `json:"missing,omitempty"`
+	Failed   string         `json:"failed,omitempty"`
+	TakenBy  providers.Mark `json:"taken_by,omitzero"`  // the mark of another site that it bears now
+	Unmarked bool           `json:"unmarked,omitempty"` // somebody has removed our mark from it
+	Remade   bool           `json:"remade,omitempty"`   // it was deleted, and somebody else has made another thing with its id
+	Changes  []diff.Change  `json:"changes,omitempty"`  // Before is what was left, After what is observed
 }
 
 // Clean reports whether the site was observed completely and is as it was left, both in what the document states and in
@@ -95,7 +97,7 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 			r.Unstated = append(r.Unstated, Item{Ref: d.Ref, ID: ids[d.Ref], Changes: d.Unstated})
 			continue
 		}
-		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Changes: d.Changes})
+		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Unmarked: d.Unmarked, Remade: d.Remade, Changes: d.Changes})
 	}
 	staying := map[schema.Place]map[string]*providers.Thing{}
 	for _, to := range slices.SortedFunc(maps.Keys(outside), schema.Ref.Compare) {

@@ -125,7 +125,19 @@ type item struct {
 	chosen      []Chosen
 	handover    bool // replaced, with the new one made before the old one is deleted
 	refused     bool
-	taken       bool // its thing exists, marked by another site
+	taken       bool // its thing exists, marked by another site, or another one has its id
+	succeeded   bool // its thing was deleted, and another one that is not ours has its id
+}
+
+// remade reports whether a thing with the id of the recorded one is certainly another one.
+func (it *item) remade(t *providers.Thing) bool {
+	return it.record != nil && it.record.UID != "" && t.UID != "" && t.UID != it.record.UID
+}
+
+// unmarked reports whether the recorded thing, or one that is taken over in place of it, bears no mark although it could. What converge has
+// recorded with a uid, it has marked.
+func (it *item) unmarked() bool {
+	return it.record != nil && it.record.UID != "" && it.traits.Mark && it.thing.Mark.IsZero() && it.traits.Update != providers.Never
 }
 
 // there reports whether the recorded thing exists, whoever owns it.
@@ -156,6 +168,7 @@ func (m *maker) decide() {
 		} else {
 			recorded, it.recordStale = it.record.Spec, true
 		}
+		it.recordStale = it.recordStale || it.remade(it.thing)
 		it.changes = diff.Compare(it.kind, want, it.seen(), recorded, it.desired.Lifecycle.Ignore, m.names.In(it.ref.Scope))
 		if it.named() && it.thing.Name != it.called() {
 			it.changes = append(it.changes, diff.Change{Path: NamePath, Before: it.thing.Name, After: it.called()})
@@ -180,6 +193,9 @@ func (m *maker) compare(it *item) {
 	left := it.left()
 	if it.thing.Phase == providers.Failed && (left == nil || !left.Failed) {
 		note(Drift{Failed: it.thing.Detail})
+	}
+	if it.unmarked() {
+		note(Drift{Unmarked: true})
 	}
 	switch {
 	case it.record == nil:
@@ -364,6 +380,10 @@ func (m *maker) emit() {
 			s := m.step(it, Update, "adopted as is; ownership mark added")
 			s.After = s.Before
 			m.add(it, s)
+		case it.unmarked():
+			s := m.step(it, Update, whyUnmarked(it))
+			s.After = s.Before
+			m.add(it, s)
 		case it.traits.Mark && it.thing.Mark.Site == m.plan.Site.ID && it.thing.Mark.Ref != it.ref && it.traits.Update != providers.Never:
 			s := m.step(it, Update, whyMoved(it))
 			s.After = s.Before
@@ -433,8 +453,20 @@ func whyMoved(it *item) string {
 	return "it was renamed: its mark still says " + it.thing.Mark.Ref.String()
 }
 
+func whyUnmarked(it *item) string {
+	if it.remade(it.thing) {
+		return whyRemade + "; ownership mark added"
+	}
+	return "its ownership mark was removed outside converge"
+}
+
+// whyRemade is why what is there is taken over although something else is recorded.
+const whyRemade = "deleted and created again outside converge, and adopted"
+
 func whyAdopt(it *item) string {
 	switch {
+	case it.remade(it.thing):
+		return whyRemade
 	case it.record == nil && it.thing.Mark.IsZero():
 		return "already exists and matches the document"
 	case it.record == nil:
@@ -458,6 +490,8 @@ func (m *maker) emitRemoved(it *item) {
 		left = "scheduled for destruction"
 	}
 	switch {
+	case it.succeeded:
+		forget(left + ", and already gone: another one with its name was created outside converge, and stays")
 	case it.thing == nil:
 		forget(left + ", and already gone")
 	case m.external[it.ref] != nil:
@@ -543,7 +577,7 @@ func (m *maker) emitCreate(it *item, incarnation int, reason string) {
 		return
 	}
 	s := m.step(it, Create, reason)
-	s.Before, s.Mark, s.Version = nil, providers.Mark{}, ""
+	s.Before, s.UID, s.Mark, s.Version = nil, "", providers.Mark{}, ""
 	s.After, s.Incarnation, s.Chosen = it.desired.Spec, incarnation, it.chosen
 	if len(it.chosen) > 0 {
 		s.After = s.After.Clone()
@@ -561,7 +595,7 @@ func (m *maker) step(it *item, a Action, reason string) Step {
 	s := Step{Ref: it.ref, Action: a, Reason: reason, Prior: m.prior(it.ref)}
 	if it.thing != nil {
 		s.Before = diff.Named(it.kind, it.thing.Spec, m.names.In(it.ref.Scope))
-		s.ExternalID, s.Mark, s.Version = it.thing.ID, it.thing.Mark, it.thing.Version
+		s.ExternalID, s.UID, s.Mark, s.Version = it.thing.ID, it.thing.UID, it.thing.Mark, it.thing.Version
 		s.Incarnation = max(it.born, 1)
 		if a == Delete && it.named() {
 			s.Called = it.thing.Name
@@ -572,6 +606,7 @@ func (m *maker) step(it *item, a Action, reason string) Step {
 	if it.desired != nil {
 		s.Want = it.desired.Spec
 		s.Record = m.record(it, s.ExternalID, s.Incarnation)
+		s.Record.UID = s.UID
 	}
 	for i := range it.changes {
 		if c := &it.changes[i]; c.Disruption == schema.NeedsRestart {

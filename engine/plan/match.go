@@ -224,7 +224,12 @@ func note(places []Unknown, u Unknown) []Unknown {
 func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schema.Ref]*providers.Thing) *providers.Thing {
 	if it.record != nil {
 		if t := ids[it.record.ID]; t != nil && t.Phase != providers.Deleting {
-			if t.Mark.IsZero() || t.Mark.Site == m.plan.Site.ID { // it may have had another name before
+			switch {
+			case t.Mark.Site == m.plan.Site.ID: // it may have had another name before
+				return t
+			case t.Mark.IsZero() && it.remade(t):
+				return m.successor(it, t)
+			case t.Mark.IsZero():
 				return t
 			}
 			it.refused, it.taken = true, true
@@ -263,14 +268,38 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 	return nil
 }
 
+// successor returns a thing that somebody else made under the id of a recorded one that is gone, if it may be taken over in place of that.
+func (m *maker) successor(it *item, t *providers.Thing) *providers.Thing {
+	switch {
+	case it.desired == nil: // ours is gone, and this one stays
+		it.succeeded = true
+		return nil
+	case it.desired.Lifecycle.ID == t.ID || m.adopts(it):
+		return t
+	}
+	it.refused, it.taken = true, true
+	if m.in.Rest { // a plan reports it as a refusal
+		m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Remade: true})
+	}
+	m.refuse(it.ref, fmt.Sprintf("the %s that converge manages was deleted, and another one with its name was created outside converge", it.kind.Name),
+		`to take that over, set lifecycle.adopt to "match"; to have converge create its own again, delete or rename that one; to leave it alone, forget the resource`, remedy.Of(remedy.Forget, it.ref.String()))
+	return nil
+}
+
+// adopts reports whether what is there may be taken over.
+func (m *maker) adopts(it *item) bool {
+	return it.traits.Create == providers.Never || it.traits.Delete == providers.Never || // taking over what cannot be deleted loses nothing
+		it.desired.Lifecycle.Adopt == schema.AdoptMatch
+}
+
 // mayAdopt reports whether a thing that has the resource's natural key and is not known to be ours may be taken over.
 func (m *maker) mayAdopt(it *item, t *providers.Thing) bool {
 	switch {
 	case !t.Mark.IsZero():
 		m.refuse(it.ref, fmt.Sprintf("a %s with this name exists and is marked as %s of site %s", it.kind.Name, t.Mark.Ref, t.Mark.Site),
 			"choose another name, or remove the mark if that site is gone")
-	case it.traits.Create == providers.Never, it.traits.Delete == providers.Never, it.desired.Lifecycle.Adopt == schema.AdoptMatch:
-		return true // taking over what cannot be deleted loses nothing
+	case m.adopts(it):
+		return true
 	default:
 		m.refuse(it.ref, fmt.Sprintf("a %s with this name exists and was not created by converge", it.kind.Name),
 			`to adopt it, set lifecycle.adopt to "match"; otherwise choose another name`)

@@ -121,6 +121,7 @@ type Step struct {
 
 	ExternalID  string         `json:"external_id"`
 	Incarnation int            `json:"incarnation"`
+	UID         string         `json:"uid,omitempty"` // of the thing that the step changes or deletes
 	Mark        providers.Mark `json:"mark,omitzero"` // the mark observed on the thing
 	Version     string         `json:"version,omitempty"`
 	Called      string         `json:"called,omitempty"` // the name on the far side of a thing to delete: under another name it stays
@@ -190,6 +191,9 @@ type Drift struct {
 	Missing bool          `json:"missing,omitempty"`
 	Changes []diff.Change `json:"changes,omitempty"` // Before is what was left, After what is observed
 	Failed  string        `json:"failed,omitempty"`  // why the thing has failed, as the far side reports it
+
+	Unmarked bool `json:"unmarked,omitempty"` // somebody has removed our mark from it
+	Remade   bool `json:"remade,omitempty"`   // it was deleted, and somebody else has made another thing with its id; set when Rest is
 
 	TakenBy  providers.Mark `json:"taken_by,omitzero"`  // the mark of another site that the thing bears now; set when Rest is
 	Unstated []diff.Change  `json:"unstated,omitempty"` // the same for fields that the record does not state; set when Rest is

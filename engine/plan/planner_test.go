@@ -295,6 +295,9 @@ func (m *model) carry(p *plan.Plan, all bool) {
 			if traits.Mark {
 				t.Mark = providers.Mark{Site: enginetest.SiteID, Ref: s.Ref, Incarnation: s.Incarnation}
 			}
+			if t.UID = s.UID; traits.ID != "" && s.Action == plan.Create {
+				t.UID = fmt.Sprint("uid ", m.plans)
+			}
 			m.setThing(at, t.ID, t)
 		case plan.Delete:
 			m.setThing(at, s.ExternalID, nil)
@@ -305,6 +308,9 @@ func (m *model) carry(p *plan.Plan, all bool) {
 			m.setRecord(s.Ref, nil)
 		default:
 			r := *s.Record
+			if traits.ID != "" && s.Action == plan.Create {
+				r.UID = fmt.Sprint("uid ", m.plans)
+			}
 			m.setRecord(s.Ref, &r)
 		}
 	}
@@ -335,13 +341,13 @@ func (m *model) meddle() {
 				t.Mark = providers.Mark{}
 			}
 		} else if traits.ID != "" {
-			t.ID = ref.Name
+			t.ID, t.UID = ref.Name, "uid "+[]string{"a", "b"}[m.draw("uid", 2)]
 		}
 		m.setThing(at, t.ID, t)
 		return
 	}
 	t := list[m.draw("thing", len(list))]
-	switch m.draw("meddle", 9) {
+	switch m.draw("meddle", 10) {
 	case 0, 1:
 		m.setThing(at, t.ID, nil)
 		return
@@ -355,6 +361,10 @@ func (m *model) meddle() {
 		t.Name = modelNames[at.Kind][m.draw("name", len(modelNames[at.Kind]))]
 	case 6:
 		t.Derived = !t.Derived
+	case 7:
+		if traits, _ := m.in.Traits(at.Scope, at.Kind); traits.ID != "" {
+			t.UID, t.Mark = "uid "+[]string{"a", "b"}[m.draw("uid", 2)], providers.Mark{}
+		}
 	default:
 		ref := schema.Ref{Scope: at.Scope, Kind: at.Kind, Name: t.Name}
 		t.Spec = m.abroad(&plan.Step{Ref: ref, After: m.spec(ref)})

@@ -38,7 +38,7 @@ func (s *Survey) Rebuild(ks schema.Kinds, when time.Time, declared ...schema.Res
 			if !ours || left[t.ID] || known[ref] || recorded || t.Phase == providers.Deleting || found[ref].Incarnation >= incarnation {
 				continue
 			}
-			r := state.Record{Ref: ref, ID: t.ID, Incarnation: incarnation, Spec: schema.Object{}, At: when, Gone: others}
+			r := state.Record{Ref: ref, ID: t.ID, UID: t.UID, Incarnation: incarnation, Spec: schema.Object{}, At: when, Gone: others}
 			if !others && traits.Named() && t.Name != ref.Name && t.Name != t.ID {
 				r.Name = t.Name
 			}

@@ -424,7 +424,7 @@ func (b *bench) gone(m Made) {
 	b.Fatalf("%s %s was deleted and is still there, %s", m.Kind, m.ID, phase)
 }
 
-// snapshot returns everything that the provider observes in its scope except the given things, as text, without versions,
+// snapshot returns everything that the provider observes in its scope except the given things, as text, without uids, versions,
 // status and messages to people: they may change by themselves.
 func (b *bench) snapshot(but ...Made) string {
 	b.Helper()
@@ -443,7 +443,7 @@ func (b *bench) snapshotOf(some func(kind string) bool, but ...Made) string {
 			if slices.ContainsFunc(but, func(m Made) bool { return m.Kind == k.Name && m.ID == th.ID }) {
 				continue
 			}
-			th.Version, th.Status, th.Detail = "", nil, ""
+			th.UID, th.Version, th.Status, th.Detail = "", "", nil, ""
 			th.Spec = b.normal(k.Name, th.Spec)
 			text, err := json.MarshalIndent(th, "", "  ")
 			if err != nil {

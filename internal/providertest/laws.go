@@ -38,6 +38,7 @@ var laws = []law{
 	{"an exact update can be undone", func(t providers.Traits, c Case) bool { return updates(t, c) && t.UndoUpdate == providers.Exact }, undoUpdate},
 	{"a stale update is refused", func(t providers.Traits, c Case) bool { return updates(t, c) && t.Update == providers.Versioned }, staleUpdate},
 	{"a stale delete is refused", func(t providers.Traits, c Case) bool { return updates(t, c) && t.Delete == providers.Versioned }, staleDelete},
+	{"what took its place is left alone", func(t providers.Traits, c Case) bool { return t.ID != "" && (updates(t, c) || deletes(t, c)) }, successor},
 	{"a deleted thing is absent", deletes, deleted},
 	{"deleting twice succeeds", deletes, deleteTwice},
 	{"an absent thing cannot be updated", func(t providers.Traits, c Case) bool { return updates(t, c) && deletes(t, c) }, updateAbsent},
@@ -329,6 +330,9 @@ func updateObserved(b *bench) {
 	th := b.settled(m)
 	b.has(m, th.Spec, b.c.Update)
 	b.checkMark(m, th)
+	if th.UID != before.UID {
+		b.Errorf("the uid was %q before the update and is %q after it", before.UID, th.UID)
+	}
 	if b.traits.Update == providers.Versioned && (before.Version == "" || before.Version == th.Version) {
 		b.Errorf("the version token was %q before the update and is %q after it", before.Version, th.Version)
 	}
@@ -410,6 +414,35 @@ func staleDelete(b *bench) {
 	unchanged := b.watch()
 	b.class("a delete with a stale version", b.do(b.Context(), "delete", b.deleting(m, old)), providers.Conflict)
 	unchanged("a delete with a stale version")
+}
+
+// successor makes calls for a thing that was there before, under the same id.
+func successor(b *bench) {
+	m := b.mine()
+	th := b.make(m)
+	if th.UID == "" { // nothing tells it from its successor
+		return
+	}
+	unchanged := b.watch()
+	calls := map[string]providers.Call{}
+	if updates(b.traits, b.c) {
+		calls["update"] = b.updating(m, th, b.c.Want, b.c.Update)
+	}
+	if deletes(b.traits, b.c) {
+		calls["delete"] = b.deleting(m, th)
+	}
+	for op, c := range calls {
+		c.UID = "of another"
+		b.class(op+" with another uid", b.do(b.Context(), op, c), providers.Conflict)
+	}
+	unchanged("a call for another thing")
+	for _, op := range []string{"update", "delete"} {
+		if c, ok := calls[op]; ok {
+			now := b.settled(m)
+			c.UID, c.Version, c.Have = th.UID, now.Version, b.have(m.Kind, now.Spec)
+			b.must(op, c)
+		}
+	}
 }
 
 func deleted(b *bench) {

@@ -372,6 +372,14 @@ var spoilers = []spoiler{
 		c.Version = version(ctx, k, c.ID)
 		return k.Kind.Delete(ctx, c)
 	}},
+	{name: "successor is updated", law: "what-took-its-place-is-left-alone", update: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		c.UID = ""
+		return k.Kind.Update(ctx, c)
+	}},
+	{name: "successor is deleted", law: "what-took-its-place-is-left-alone", delete: func(ctx context.Context, k *spoiled, c providers.Call) error {
+		c.UID = ""
+		return k.Kind.Delete(ctx, c)
+	}},
 	{name: "delete does nothing", law: "a-deleted-thing-is-absent", delete: func(ctx context.Context, _ *spoiled, c providers.Call) error {
 		if ctx.Err() != nil {
 			return &providers.Error{Op: "delete", Ref: c.Ref, Class: providers.Transient, Err: ctx.Err()}

@@ -101,6 +101,7 @@ type target struct {
 // A thing is a thing as in the world's file.
 type thing struct {
 	Name    string          `json:"name,omitempty"`
+	UID     string          `json:"uid,omitempty"`
 	Mark    string          `json:"mark,omitempty"`
 	Version string          `json:"version,omitempty"`
 	Spec    schema.Object   `json:"spec"`
@@ -270,7 +271,7 @@ func (w *World) Dump() string {
 		for _, things := range kinds {
 			for id, th := range things {
 				plain := *th
-				plain.Version = ""
+				plain.Version, plain.UID = "", ""
 				things[id] = &plain
 			}
 		}
@@ -293,9 +294,14 @@ func encode(c content) []byte {
 	return append(b, '\n')
 }
 
-// put creates or replaces a thing under a new version. The thing belongs to the world from here on.
+// put creates or replaces a thing under a new version, a new one also under a new uid. The thing belongs to the world from here on.
 func (w *World) put(at target, th *thing) error {
 	th.Version = strconv.FormatInt(w.serial+1, 10)
+	if old := w.things[at.Place][at.id]; old != nil {
+		th.UID = old.UID
+	} else if t := w.traits(at.Kind); t.ID != "" && !t.Vanishes {
+		th.UID = "uid-" + th.Version
+	}
 	return w.commit(record{At: at.names(), Thing: th, Serial: w.serial + 1})
 }
 

@@ -202,10 +202,11 @@ type late struct {
 	Mark    string        `json:"mark,omitempty"`
 	Want    schema.Object `json:"want,omitempty"`
 	Version string        `json:"version,omitempty"`
+	UID     string        `json:"uid,omitempty"`
 	Epoch   int64         `json:"epoch,omitempty"`
 	Due     time.Time     `json:"due"`
 }
 
 func (l late) call() providers.Call {
-	return providers.Call{Ref: l.Ref, ID: l.ID, Name: l.Name, Mark: providers.ParseMark(l.Mark), Want: l.Want, Version: l.Version, Epoch: l.Epoch}
+	return providers.Call{Ref: l.Ref, ID: l.ID, Name: l.Name, Mark: providers.ParseMark(l.Mark), Want: l.Want, Version: l.Version, UID: l.UID, Epoch: l.Epoch}
 }

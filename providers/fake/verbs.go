@@ -68,7 +68,7 @@ func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, er
 	for i, f := range found {
 		th := f.thing
 		things[i] = providers.Thing{
-			ID: f.id, Name: th.Name, Spec: th.Spec.Clone(), Status: th.Status.Clone(), Phase: th.Phase, Detail: th.Detail,
+			ID: f.id, UID: th.UID, Name: th.Name, Spec: th.Spec.Clone(), Status: th.Status.Clone(), Phase: th.Phase, Detail: th.Detail,
 		}
 		if k.traits.Mark {
 			things[i].Mark = th.mark
@@ -192,7 +192,7 @@ func (k *kind) answer(op string, c providers.Call) (*refusal, time.Duration) {
 		return told, delay
 	case EffectLate:
 		lates := append(slices.Clone(w.late), late{
-			Op: op, Ref: c.Ref, ID: c.ID, Name: c.Name, Mark: c.Mark.String(), Want: c.Want.Clone(), Version: c.Version, Epoch: c.Epoch, Due: until,
+			Op: op, Ref: c.Ref, ID: c.ID, Name: c.Name, Mark: c.Mark.String(), Want: c.Want.Clone(), Version: c.Version, UID: c.UID, Epoch: c.Epoch, Due: until,
 		})
 		if err := w.commit(record{Late: &lates}); err != nil {
 			return refuse(providers.Transient, "%w", err), 0
@@ -252,6 +252,9 @@ func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 		if old == nil || old.Phase == providers.Deleting {
 			return refuse(providers.Absent, "there is no %s with id %s", k.at.Kind, c.ID)
 		}
+		if r := sameUID(c, old); r != nil {
+			return r
+		}
 		if k.traits.Update == providers.Versioned && c.Version != old.Version {
 			return refuse(providers.Conflict, "the version is %s, not %s", old.Version, c.Version)
 		}
@@ -270,6 +273,9 @@ func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 		if old == nil || old.Phase == providers.Deleting {
 			return nil
 		}
+		if r := sameUID(c, old); r != nil {
+			return r
+		}
 		if k.traits.Delete == providers.Versioned && c.Version != old.Version {
 			return refuse(providers.Conflict, "the version is %s, not %s", old.Version, c.Version)
 		}
@@ -286,6 +292,14 @@ func (k *kind) effect(op string, c providers.Call, o outcome) *refusal {
 	}
 	if err != nil { // it was not written to disk, so it is not in memory either
 		return refuse(providers.Transient, "%w", err)
+	}
+	return nil
+}
+
+// sameUID refuses a change of a thing that was made after the one that the caller means.
+func sameUID(c providers.Call, old *thing) *refusal {
+	if c.UID != "" && c.UID != old.UID {
+		return refuse(providers.Conflict, "its uid is %q, not %q", old.UID, c.UID)
 	}
 	return nil
 }

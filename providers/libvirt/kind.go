@@ -78,7 +78,7 @@ func (k *kind) observe(ctx context.Context, ids []string) ([]providers.Thing, er
 	return things, k.fail("observe", schema.Ref{}, err, nil)
 }
 
-// things reads things, with their versions and in the order of their ids. A noun whose specs have secrets gives them versions itself:
+// things reads things, with their versions and uids and in the order of their ids. A noun whose specs have secrets gives them versions itself:
 // those are written down, and must not tell anything of a secret.
 func (k *kind) things(ctx context.Context, c conn, ids []string) ([]providers.Thing, error) {
 	things, err := k.noun.list(ctx, c, ids)
@@ -86,9 +86,11 @@ func (k *kind) things(ctx context.Context, c conn, ids []string) ([]providers.Th
 		return nil, err
 	}
 	for i := range things {
-		if things[i].Version == "" {
-			things[i].Version = things[i].Spec.Digest()[:16]
+		th := &things[i]
+		if th.Version == "" {
+			th.Version = th.Spec.Digest()[:16]
 		}
+		th.UID, _ = th.Spec["uuid"].(string)
 	}
 	slices.SortFunc(things, func(a, b providers.Thing) int { return cmp.Compare(a.ID, b.ID) })
 	return things, nil
@@ -110,7 +112,7 @@ func (k *kind) Update(ctx context.Context, c providers.Call) error {
 		switch {
 		case have == nil:
 			return refuse(providers.Absent, "%s does not exist", c.ID)
-		case c.Version != "" && c.Version != have.Version:
+		case c.Version != "" && c.Version != have.Version, c.UID != "" && c.UID != have.UID:
 			return errMoved
 		}
 		return k.noun.update(ch, *have, c.Want)
@@ -123,7 +125,7 @@ func (k *kind) Delete(ctx context.Context, c providers.Call) error {
 		switch {
 		case have == nil:
 			return nil
-		case c.Version != "" && c.Version != have.Version:
+		case c.Version != "" && c.Version != have.Version, c.UID != "" && c.UID != have.UID:
 			return errMoved
 		}
 		return k.noun.remove(ch, *have)

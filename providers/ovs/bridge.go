@@ -70,7 +70,7 @@ func (bridges) list(v *view) ([]observed, error) {
 			DatapathType: &datapath, ExternalIDs: ids, FailMode: b.FailMode, McastSnoopingEnable: &b.McastSnoopingEnable,
 			OtherConfig: filled(b.OtherConfig), Protocols: sorted(b.Protocols), RSTPEnable: &b.RSTPEnable, STPEnable: &b.STPEnable,
 		}
-		s := observed{Thing: providers.Thing{ID: b.Name, Name: b.Name, Mark: mark, Spec: o.Object()}, rows: []string{b.UUID}}
+		s := observed{Thing: providers.Thing{ID: b.Name, UID: b.UUID, Name: b.Name, Mark: mark, Spec: o.Object()}, rows: []string{b.UUID}}
 		s.Status = (&spec.BridgeStatus{DatapathID: b.DatapathID}).Object()
 		s.Phase, s.Detail = phaseOf(v.interfaceOf(v.local(b)))
 		seen = append(seen, s)

@@ -63,7 +63,7 @@ func (controllers) list(v *view) ([]observed, error) {
 		if o.IsConnected {
 			status.Role = o.Role
 		}
-		th := providers.Thing{ID: ids[o.UUID], Name: name, Mark: mark, Spec: s.Object(), Status: status.Object()}
+		th := providers.Thing{ID: ids[o.UUID], UID: o.UUID, Name: name, Mark: mark, Spec: s.Object(), Status: status.Object()}
 		th.Phase, th.Detail = v.phaseOfController(o, bridges)
 		seen = append(seen, observed{Thing: th, rows: []string{b.UUID, o.UUID}})
 	}

@@ -139,7 +139,7 @@ func (k *kind) Delete(ctx context.Context, c providers.Call) error {
 			return err
 		case seen == nil:
 			return errDone
-		case k.marks && seen.Mark.IsZero():
+		case k.marks && seen.Mark.IsZero() && c.UID == "":
 			return refuse(providers.Denied, "%s carries no ownership mark: converge may not delete it", c.ID)
 		}
 		return k.noun.remove(ctx, v, tx, c.ID)
@@ -195,6 +195,9 @@ func (k *kind) find(v *view, c providers.Call) (*providers.Thing, error) {
 	seen := &things[0]
 	if m := seen.Mark; !m.IsZero() && (m.Site != k.Site || m.Ref != c.Ref) {
 		return nil, refuse(providers.Denied, "it belongs to %s of site %s", m.Ref, m.Site)
+	}
+	if c.UID != "" && c.UID != seen.UID {
+		return nil, refuse(providers.Conflict, "it was deleted and created again by another client")
 	}
 	moved := c.Version != "" && c.Version != seen.Version
 	if c.Version == "" && c.Have != nil {

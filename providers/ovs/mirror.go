@@ -68,7 +68,7 @@ func (mirrors) list(v *view) ([]observed, error) {
 			return nil, lost
 		}
 		seen = append(seen, observed{
-			Thing: providers.Thing{ID: v.mirrorID(m), Name: cmp.Or(m.Name, m.UUID), Mark: mark, Spec: s.Object(), Phase: providers.Ready},
+			Thing: providers.Thing{ID: v.mirrorID(m), UID: m.UUID, Name: cmp.Or(m.Name, m.UUID), Mark: mark, Spec: s.Object(), Phase: providers.Ready},
 			rows:  []string{b.UUID, m.UUID},
 		})
 	}

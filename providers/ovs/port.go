@@ -82,7 +82,7 @@ func (ports) list(v *view) ([]observed, error) {
 				}
 				o.QoS = &id
 			}
-			s := observed{Thing: providers.Thing{ID: p.Name, Name: p.Name, Mark: mark}, rows: []string{b.UUID, p.UUID}}
+			s := observed{Thing: providers.Thing{ID: p.Name, UID: p.UUID, Name: p.Name, Mark: mark}, rows: []string{b.UUID, p.UUID}}
 			if mark.IsZero() && ofMachine(p, v.interfacesOf(p)) {
 				s.Passing = machines
 			}

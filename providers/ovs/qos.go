@@ -43,7 +43,7 @@ func (qoses) list(v *view) ([]observed, error) {
 		}
 		s := spec.QoS{ExternalIDs: rest, OtherConfig: filled(q.OtherConfig), Queues: numbered, Type: q.Type}
 		seen = append(seen, observed{
-			Thing: providers.Thing{ID: ids[q.UUID], Name: name, Mark: mark, Spec: s.Object(), Phase: providers.Ready, Passing: passing(q)},
+			Thing: providers.Thing{ID: ids[q.UUID], UID: q.UUID, Name: name, Mark: mark, Spec: s.Object(), Phase: providers.Ready, Passing: passing(q)},
 			rows:  []string{q.UUID},
 		})
 	}

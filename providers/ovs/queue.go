@@ -32,7 +32,7 @@ func (queues) list(v *view) ([]observed, error) {
 		rest, name, mark := shown(q)
 		s := spec.Queue{DSCP: wide(q.DSCP), ExternalIDs: rest, OtherConfig: filled(q.OtherConfig)}
 		seen = append(seen, observed{
-			Thing: providers.Thing{ID: ids[q.UUID], Name: name, Mark: mark, Spec: s.Object(), Phase: providers.Ready, Passing: passing(q)},
+			Thing: providers.Thing{ID: ids[q.UUID], UID: q.UUID, Name: name, Mark: mark, Spec: s.Object(), Phase: providers.Ready, Passing: passing(q)},
 			rows:  []string{q.UUID},
 		})
 	}

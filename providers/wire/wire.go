@@ -71,7 +71,7 @@ func encodeThing(th *providers.Thing) (*wirepb.Thing, error) {
 		return nil, fmt.Errorf("%s: %w", th.ID, err)
 	}
 	return &wirepb.Thing{
-		Id: th.ID, Name: th.Name, Mark: encodeMark(th.Mark), Version: th.Version, Spec: spec, Status: state,
+		Id: th.ID, Uid: th.UID, Name: th.Name, Mark: encodeMark(th.Mark), Version: th.Version, Spec: spec, Status: state,
 		Phase: string(th.Phase), Detail: strings.ToValidUTF8(th.Detail, "�"), Derived: th.Derived, Passing: th.Passing, Unfilled: th.Unfilled,
 	}, nil
 }
@@ -84,7 +84,7 @@ func decodeThing(th *wirepb.Thing) (providers.Thing, error) {
 		return providers.Thing{}, fmt.Errorf("%s: %w", th.GetId(), err)
 	}
 	return providers.Thing{
-		ID: th.GetId(), Name: th.GetName(), Mark: mark, Version: th.GetVersion(), Spec: spec, Status: state,
+		ID: th.GetId(), UID: th.GetUid(), Name: th.GetName(), Mark: mark, Version: th.GetVersion(), Spec: spec, Status: state,
 		Phase: providers.Phase(th.GetPhase()), Detail: th.GetDetail(), Derived: th.GetDerived(), Passing: th.GetPassing(), Unfilled: th.GetUnfilled(),
 	}, nil
 }
@@ -93,7 +93,7 @@ func encodeCall(c *providers.Call) (*wirepb.CallRequest, error) {
 	want, werr := encodeObject(c.Want)
 	have, herr := encodeObject(c.Have)
 	return &wirepb.CallRequest{
-		Ref: encodeRef(c.Ref), Id: c.ID, Name: c.Name, Mark: encodeMark(c.Mark), Want: want, Have: have,
+		Ref: encodeRef(c.Ref), Id: c.ID, Uid: c.UID, Name: c.Name, Mark: encodeMark(c.Mark), Want: want, Have: have,
 		Version: c.Version, Key: c.Key, Epoch: c.Epoch,
 	}, errors.Join(werr, herr)
 }
@@ -104,7 +104,7 @@ func decodeCall(c *wirepb.CallRequest) (providers.Call, error) {
 	have, herr := decodeObject(c.GetHave())
 	mark, merr := decodeMark(c.GetMark())
 	return providers.Call{
-		Ref: ref, ID: c.GetId(), Name: c.GetName(), Mark: mark, Want: want, Have: have,
+		Ref: ref, ID: c.GetId(), UID: c.GetUid(), Name: c.GetName(), Mark: mark, Want: want, Have: have,
 		Version: c.GetVersion(), Key: c.GetKey(), Epoch: c.GetEpoch(),
 	}, errors.Join(rerr, werr, herr, merr)
 }

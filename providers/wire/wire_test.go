@@ -64,7 +64,7 @@ func things(n int) []providers.Thing {
 	all := make([]providers.Thing, n)
 	for i := range all {
 		all[i] = providers.Thing{
-			ID: fmt.Sprint("id-", i), Name: "name", Mark: providers.Mark{Site: "s", Ref: ref, Incarnation: i + 1}, Version: "v",
+			ID: fmt.Sprint("id-", i), UID: "uid", Name: "name", Mark: providers.Mark{Site: "s", Ref: ref, Incarnation: i + 1}, Version: "v",
 			Spec:   schema.Object{"int": int64(1) << 60, "float": 1.5, "none": nil, "list": []any{"a", true, map[string]any{}}, "no": []any{}},
 			Status: schema.Object{}, Phase: providers.Pending, Detail: "it waits", Derived: i%2 == 0, Passing: "it goes", Unfilled: []string{"x"},
 		}
@@ -110,7 +110,7 @@ func TestCallsArriveWhole(t *testing.T) {
 	}})
 	th := things(1)[0]
 	for _, want := range []providers.Call{
-		{Ref: ref, ID: "1", Name: "n", Mark: th.Mark, Want: th.Spec, Have: schema.Object{}, Version: "v", Key: "k", Epoch: 1 << 40},
+		{Ref: ref, ID: "1", UID: "u", Name: "n", Mark: th.Mark, Want: th.Spec, Have: schema.Object{}, Version: "v", Key: "k", Epoch: 1 << 40},
 		{Ref: ref},
 	} {
 		answer := &providers.Answer{}

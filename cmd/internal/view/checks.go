@@ -118,6 +118,12 @@ func driftedHow(d *plan.Drift) string {
 	if d.Failed != "" {
 		return "it has failed: " + d.Failed
 	}
+	if d.Remade {
+		return "it was deleted and created again outside converge"
+	}
+	if d.Unmarked {
+		return "its ownership mark was removed outside converge"
+	}
 	var paths []string
 	for _, c := range d.Changes {
 		paths = append(paths, c.Path)

@@ -52,9 +52,10 @@ type Remembered struct {
 }
 
 type drifted struct {
-	Missing bool          `json:"missing,omitempty"`
-	Failed  string        `json:"failed,omitempty"`
-	Changes []diff.Change `json:"changes,omitempty"` // from what was left to what is observed
+	Missing  bool          `json:"missing,omitempty"`
+	Failed   string        `json:"failed,omitempty"`
+	Unmarked bool          `json:"unmarked,omitempty"`
+	Changes  []diff.Change `json:"changes,omitempty"` // from what was left to what is observed
 }
 
 // A Neighbour is a resource that another refers to, and what the plan does about it.
@@ -106,7 +107,7 @@ func ExplainRef(ref schema.Ref, p *plan.Plan, doc *schema.Document, records []st
 	}
 	for _, d := range p.Drift {
 		if d.Ref == ref {
-			e.Drift = &drifted{Missing: d.Missing, Failed: d.Failed, Changes: x.shown(ref, d.Changes)}
+			e.Drift = &drifted{Missing: d.Missing, Failed: d.Failed, Unmarked: d.Unmarked, Changes: x.shown(ref, d.Changes)}
 		}
 	}
 	for _, r := range x.after(ref) {
@@ -449,6 +450,8 @@ func (t *planText) observed(e *Explanation) {
 			t.line("  removed outside converge since the last run")
 		case d.Failed != "":
 			t.line("  failed: %s", clean(d.Failed))
+		case d.Unmarked:
+			t.line("  lost its ownership mark since the last run")
 		default:
 			t.line("  changed outside converge since the last run:")
 		}

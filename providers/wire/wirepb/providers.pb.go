@@ -667,6 +667,7 @@ type Thing struct {
 	Derived       bool                   `protobuf:"varint,9,opt,name=derived,proto3" json:"derived,omitempty"`
 	Unfilled      []string               `protobuf:"bytes,10,rep,name=unfilled,proto3" json:"unfilled,omitempty"`
 	Passing       string                 `protobuf:"bytes,11,opt,name=passing,proto3" json:"passing,omitempty"`
+	Uid           string                 `protobuf:"bytes,12,opt,name=uid,proto3" json:"uid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -778,6 +779,13 @@ func (x *Thing) GetPassing() string {
 	return ""
 }
 
+func (x *Thing) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
 type CallRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"` // SCOPE/KIND/NAME
@@ -789,6 +797,7 @@ type CallRequest struct {
 	Version       string                 `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
 	Key           string                 `protobuf:"bytes,8,opt,name=key,proto3" json:"key,omitempty"`
 	Epoch         int64                  `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Uid           string                 `protobuf:"bytes,10,opt,name=uid,proto3" json:"uid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -884,6 +893,13 @@ func (x *CallRequest) GetEpoch() int64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *CallRequest) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
 }
 
 type CreateResponse struct {
@@ -1628,7 +1644,7 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\x04Mark\x12\x12\n" +
 	"\x04site\x18\x01 \x01(\tR\x04site\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x03R\vincarnation\"\xa0\x02\n" +
+	"\vincarnation\x18\x03 \x01(\x03R\vincarnation\"\xb2\x02\n" +
 	"\x05Thing\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12/\n" +
@@ -1641,7 +1657,8 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\aderived\x18\t \x01(\bR\aderived\x12\x1a\n" +
 	"\bunfilled\x18\n" +
 	" \x03(\tR\bunfilled\x12\x18\n" +
-	"\apassing\x18\v \x01(\tR\apassing\"\xde\x01\n" +
+	"\apassing\x18\v \x01(\tR\apassing\x12\x10\n" +
+	"\x03uid\x18\f \x01(\tR\x03uid\"\xf0\x01\n" +
 	"\vCallRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
@@ -1651,7 +1668,9 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\x04have\x18\x06 \x01(\fR\x04have\x12\x18\n" +
 	"\aversion\x18\a \x01(\tR\aversion\x12\x10\n" +
 	"\x03key\x18\b \x01(\tR\x03key\x12\x14\n" +
-	"\x05epoch\x18\t \x01(\x03R\x05epoch\"(\n" +
+	"\x05epoch\x18\t \x01(\x03R\x05epoch\x12\x10\n" +
+	"\x03uid\x18\n" +
+	" \x01(\tR\x03uid\"(\n" +
 	"\x0eCreateResponse\x12\x16\n" +
 	"\x06chosen\x18\x01 \x01(\tR\x06chosen\"\x10\n" +
 	"\x0eUpdateResponse\"\x10\n" +

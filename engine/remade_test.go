@@ -1,0 +1,236 @@
+package engine_test
+
+import (
+	"maps"
+	"strings"
+	"testing"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/fake"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+var theBridge = schema.Ref{Scope: "n1", Kind: "near.bridge", Name: "br0"}
+
+// beside returns a document of what is given, and of another bridge that nobody touches.
+func beside(t *testing.T, s *enginetest.Site, resources map[string]string) *schema.Document {
+	t.Helper()
+	all := map[string]string{"n1/near.bridge/keep": `{"mode":"secure"}`}
+	maps.Copy(all, resources)
+	return s.Document(t, all)
+}
+
+// bridged returns a site with one bridge that converge made, of a kind with a place for marks or without, and its document.
+func bridged(t *testing.T, marks bool) (*enginetest.Site, *schema.Document) {
+	t.Helper()
+	s := enginetest.New()
+	if !marks {
+		traits := fake.NodeTraits()
+		traits.Mark = false
+		s.World.Traits = map[string]providers.Traits{theBridge.Kind: traits}
+	}
+	d := beside(t, s, map[string]string{theBridge.String(): `{"mode":"secure"}`})
+	s.Converge(t, d)
+	return s, d
+}
+
+// remake makes another client delete the bridge and create one that looks the same.
+func remake(t *testing.T, s *enginetest.Site) providers.Thing {
+	t.Helper()
+	th := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name)
+	th.Mark = providers.Mark{}
+	if err := s.World.Remove(theBridge.Scope, theBridge.Kind, th.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.World.Put(theBridge.Scope, theBridge.Kind, th); err != nil {
+		t.Fatal(err)
+	}
+	is := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name)
+	if is.UID == th.UID {
+		t.Fatalf("it still has the uid %q", is.UID)
+	}
+	return is
+}
+
+// What another client made under the name of what was ours is not ours: it is neither changed nor deleted unasked.
+func TestRemade(t *testing.T) {
+	for _, marks := range []bool{true, false} {
+		t.Run(map[bool]string{true: "marked", false: "unmarked"}[marks], func(t *testing.T) {
+			s, d := bridged(t, marks)
+			theirs := remake(t, s)
+			untouched := func() {
+				t.Helper()
+				if is := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name); is.UID != theirs.UID || is.Version != theirs.Version {
+					t.Errorf("theirs was changed: %+v", is)
+				}
+			}
+			changed := beside(t, s, map[string]string{theBridge.String(): `{"mode":"standalone"}`})
+			for name, doc := range map[string]*schema.Document{"as it is": d, "changed": changed} {
+				p := s.Plan(t, doc, plan.Options{})
+				if len(p.Steps) > 0 || len(p.Refusals) != 1 || !strings.Contains(p.Refusals[0].Reason, "another one with its name was created outside converge") {
+					t.Errorf("%s:\n%s", name, enginetest.Text(p))
+				}
+			}
+			e := s.Engine(nil)
+			defer e.Close()
+			if r, err := e.Drift(t.Context(), d.Site); err != nil || len(r.Drifted) != 1 || !r.Drifted[0].Remade || r.Drifted[0].Missing {
+				t.Errorf("drift: %+v %v", r, err)
+			}
+
+			p := s.Plan(t, d, plan.Options{Destroy: true})
+			if len(p.Steps) != 2 || p.Steps[0].Action != plan.Forget || len(p.Refusals) > 0 || len(p.Unmanaged) != 1 {
+				t.Fatalf("destroyed:\n%s", enginetest.Text(p))
+			}
+			if res, err := s.Apply(p, engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunApplied {
+				t.Errorf("%v %v", res.Run, err)
+			}
+			untouched()
+			if p := s.Plan(t, d, plan.Options{}); len(p.Refusals) != 1 || !strings.Contains(p.Refusals[0].Reason, "was not created by converge") {
+				t.Errorf("once it is forgotten:\n%s", enginetest.Text(p))
+			}
+		})
+	}
+}
+
+// What another client made in place of ours is taken over on request, and given back when the run fails.
+func TestRemadeIsAdopted(t *testing.T) {
+	for _, marks := range []bool{true, false} {
+		for _, by := range []string{`"adopt":"match"`, `"id":"br0"`} {
+			t.Run(map[bool]string{true: "marked ", false: "unmarked "}[marks]+by, func(t *testing.T) {
+				s, _ := bridged(t, marks)
+				theirs := remake(t, s)
+				resources := map[string]string{theBridge.String(): `{"mode":"secure","lifecycle":{` + by + `}}`, "n1/near.port/p0": `{"bridge":"br0"}`}
+				d := beside(t, s, resources)
+				if err := s.World.Fail(fake.Fault{Op: "create", Class: providers.Invalid}); err != nil {
+					t.Fatal(err)
+				}
+				p := s.Plan(t, d, plan.Options{})
+				if len(p.Steps) != 2 || p.Steps[0].Ref != theBridge || len(p.Refusals) > 0 {
+					t.Fatal(enginetest.Text(p))
+				}
+				if res, err := s.Apply(p, engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
+					t.Fatalf("%+v %v", res.Run, err)
+				}
+				if is := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name); !is.Mark.IsZero() {
+					t.Errorf("it is still marked %s", is.Mark)
+				}
+				if err := s.World.Mend(); err != nil {
+					t.Fatal(err)
+				}
+				without := beside(t, s, map[string]string{theBridge.String(): `{"mode":"secure"}`})
+				if p := s.Plan(t, without, plan.Options{}); len(p.Refusals) != 1 {
+					t.Errorf("the reverted run took it over:\n%s", enginetest.Text(p))
+				}
+				s.Release(t)
+				s.Converge(t, d)
+				if p := s.Plan(t, d, plan.Options{}); !p.Empty() || len(p.Refusals) > 0 || len(p.Drift) > 0 {
+					t.Errorf("adopted:\n%s", enginetest.Text(p))
+				}
+				if is := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name); is.UID != theirs.UID || is.Mark.IsZero() == marks {
+					t.Errorf("it is %+v", is)
+				}
+				s.Converge(t, beside(t, s, nil))
+				if strings.Contains(s.World.Dump(), "br0") {
+					t.Error("what was adopted was not deleted")
+				}
+			})
+		}
+	}
+}
+
+// A plan is for the things that it was made for: what takes their place afterwards is left alone.
+func TestRemadeAfterThePlan(t *testing.T) {
+	for name, after := range map[string]map[string]string{
+		"update":  {theBridge.String(): `{"mode":"standalone"}`},
+		"delete":  nil,
+		"adopted": {theBridge.String(): `{"mode":"secure","lifecycle":{"protect":true}}`},
+	} {
+		for _, marks := range []bool{true, false} {
+			for when, is := range map[string]func(event.Event) bool{"before the run": nil, "as it starts": started} {
+				t.Run(name+map[bool]string{true: ", marked, ", false: ", "}[marks]+when, func(t *testing.T) {
+					s, _ := bridged(t, marks)
+					p := s.Plan(t, beside(t, s, after), plan.Options{})
+					if len(p.Steps) != 1 {
+						t.Fatal(enginetest.Text(p))
+					}
+					var theirs providers.Thing
+					if is == nil {
+						theirs = remake(t, s)
+					}
+					e := s.Engine(func(o *engine.Options) {
+						o.Emit = func(ev event.Event) {
+							if is != nil && is(ev) {
+								theirs = remake(t, s)
+							}
+						}
+					})
+					defer e.Close()
+					res, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()})
+					if err == nil && res.Run.Status == state.RunApplied {
+						t.Errorf("the run was applied")
+					}
+					if is := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name); is.UID != theirs.UID || is.Version != theirs.Version {
+						t.Errorf("theirs was changed: %+v", is)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A mark that another client removed is written again. The bridge is known to be ours by its uid.
+func TestUnmarked(t *testing.T) {
+	s, d := bridged(t, true)
+	th := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name)
+	th.Mark = providers.Mark{}
+	if err := s.World.Put(theBridge.Scope, theBridge.Kind, th); err != nil {
+		t.Fatal(err)
+	}
+	e := s.Engine(nil)
+	defer e.Close()
+	if r, err := e.Drift(t.Context(), d.Site); err != nil || len(r.Drifted) != 1 || !r.Drifted[0].Unmarked {
+		t.Errorf("drift: %+v %v", r, err)
+	}
+	if p := s.Plan(t, beside(t, s, nil), plan.Options{}); len(p.Steps) != 1 || p.Steps[0].Action != plan.Delete || p.Steps[0].UID != th.UID {
+		t.Error(enginetest.Text(p)) // a delete says which thing is ours
+	}
+	p := s.Converge(t, d)
+	if len(p.Steps) != 1 || p.Steps[0].Reason != "its ownership mark was removed outside converge" {
+		t.Error(enginetest.Text(p))
+	}
+	if is := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name); is.Mark.IsZero() || is.UID != th.UID {
+		t.Errorf("it is %+v", is)
+	}
+	if p := s.Plan(t, d, plan.Options{}); !p.Empty() {
+		t.Error(enginetest.Text(p))
+	}
+}
+
+// What a revert made again is ours under its new uid.
+func TestMadeAgainIsOurs(t *testing.T) {
+	for _, marks := range []bool{true, false} {
+		s, d := bridged(t, marks)
+		was := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name)
+		s.Converge(t, beside(t, s, nil))
+		e := s.Engine(nil)
+		defer e.Close()
+		if res, err := e.Rollback(t.Context(), "", engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
+			t.Fatalf("%+v %v", res.Run, err)
+		}
+		if is := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name); is.UID == was.UID {
+			t.Fatalf("it was not made again")
+		}
+		if p := s.Plan(t, d, plan.Options{}); !p.Empty() || len(p.Refusals)+len(p.Drift) > 0 {
+			t.Error(enginetest.Text(p))
+		}
+		remake(t, s)
+		if p := s.Plan(t, d, plan.Options{}); len(p.Refusals) != 1 {
+			t.Errorf("what was made again is not known:\n%s", enginetest.Text(p))
+		}
+	}
+}
