@@ -34,7 +34,23 @@ func (e *Engine) Plan(ctx context.Context, doc *schema.Document, o plan.Options)
 		return nil, err
 	}
 	p.Worked = worked
+	e.obstruct(ctx, p)
 	return p, e.judge(ctx, p, doc, state.Live(in.Recorded))
+}
+
+// obstruct adds to a plan the refusals of the far sides that are known before anything is deleted. One that cannot tell now may do so when the plan
+// is applied.
+func (e *Engine) obstruct(ctx context.Context, p *plan.Plan) {
+	if e.set == nil {
+		return
+	}
+	found, err := p.Obstructions(ctx, e.set, func(int) bool { return true })
+	if err != nil {
+		e.o.Logger.Warn("not known whether some deletes would be refused", "error", err)
+	}
+	for _, o := range found {
+		p.Refusals = append(p.Refusals, plan.Refuse(o.Step.Ref, "it cannot be deleted: "+o.Why, "take it out of use first, or keep it declared"))
+	}
 }
 
 // readable returns a document with the digests of its secrets in the specs. It fails when the document names a secret that its

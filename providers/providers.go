@@ -418,7 +418,21 @@ type Provider struct {
 	// is unknown.
 	Health func(ctx context.Context) error
 
+	// Obstacles returns why the far side would refuse to delete some things, so that a run that cannot end well need not begin with what
+	// cannot be undone. What only things in deletes or changes use counts as unused: they go too, or may stop using it. Nothing is
+	// changed, and nothing is promised: a delete may be refused all the same. Nil: only a delete shows it.
+	Obstacles func(ctx context.Context, deletes, changes []Target) ([]Obstacle, error)
+
 	slots func() chan struct{} // nil: no limit
+}
+
+// A Target is a thing of a provider.
+type Target struct{ Kind, ID string }
+
+// An Obstacle is why a thing could not be deleted, in words.
+type Obstacle struct {
+	Target
+	Why string
 }
 
 // New makes a provider. Its kinds are guarded: calls of verbs that their traits exclude fail as Unsupported, calls whose context

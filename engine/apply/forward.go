@@ -46,6 +46,9 @@ func (r *run) forward(ctx context.Context) (*failure, error) {
 		return failed, err
 	}
 	if !r.sum.NoReturn {
+		if failed := r.foreseen(); failed != nil {
+			return failed, nil
+		}
 		if err := r.journal.Append(r.effects, journal.Record{Kind: journal.NoReturn, Step: -1}); err != nil {
 			return nil, err
 		}
@@ -54,6 +57,27 @@ func (r *run) forward(ctx context.Context) (*failure, error) {
 	}
 	after := func(i int) bool { return i < p.NoReturn || done(i) }
 	return r.walk(ctx, graph.NewSchedule(needs, after, p.Stage), false, failed)
+}
+
+// foreseen returns, right before the point of no return, the first delete beyond it that the far side would refuse: then the run is undone
+// while that is possible. With OnFailure Continue the steps fail one by one.
+func (r *run) foreseen() *failure {
+	if r.OnFailure == Continue {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(r.effects, r.Retry.Within)
+	defer cancel()
+	found, err := r.Plan.Obstructions(ctx, r.Providers, func(i int) bool { return i >= r.Plan.NoReturn })
+	if err != nil { // each delete finds out by itself
+		r.Logger.Warn("not known whether what cannot be undone would be refused", "run", r.Run.ID, "error", err)
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	s := found[0].Step
+	err = &providers.Error{Op: string(s.Action), Ref: s.Ref, Class: providers.Invalid, Err: errors.New(found[0].Why)}
+	r.Emit(event.StepFailed{Step: s, Class: providers.Invalid, Err: err})
+	return &failure{s, err}
 }
 
 // walk runs a schedule, forward or as an undo, with as many concurrent steps as there are [turns]. Steps that need a failed

@@ -157,7 +157,7 @@ func (r *run) turn(w *worker, did journal.Standing) {
 	case plan.Delete:
 		w.action, w.want, w.before = plan.Create, w.before, nil
 		w.stated = w.want
-		w.unsure = did.Open != nil // it may still be there
+		w.unsure = did.Open != nil                 // it may still be there
 		if w.record != nil && w.record.UID != "" { // what is made again has another uid
 			again := *w.record
 			again.UID, w.record = "", &again

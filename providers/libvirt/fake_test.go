@@ -160,7 +160,8 @@ func (f *fake) volumeAt(_ context.Context, path string) (pool, name string, err 
 	defer f.mu.Unlock()
 	for pool, files := range f.files {
 		for name, text := range files {
-			if strings.Contains(text, "<path>"+strings.ReplaceAll(path, "//", "/")+"</path>") {
+			own, _, _ := strings.Cut(text, "<backingStore>") // which has a path, too
+			if strings.Contains(own, "<path>"+strings.ReplaceAll(path, "//", "/")+"</path>") {
 				return pool, name, nil
 			}
 		}

@@ -152,7 +152,7 @@ func open(ctx context.Context, o Options, dial dialer) (*providers.Provider, err
 		kinds = append(kinds, served)
 	}
 	p := providers.New("libvirt", o.Node, h.close, kinds...)
-	p.Permit, p.Health, p.Build = h.permit, h.healthy, h.build // the connection has its own limit of calls
+	p.Permit, p.Health, p.Build, p.Obstacles = h.permit, h.healthy, h.build, h.obstacles // the connection has its own limit of calls
 	return p, nil
 }
 

@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"libvirt.org/go/libvirtxml"
@@ -113,26 +114,30 @@ func (pools) remove(ch *change, have providers.Thing) error {
 			if err != nil {
 				return err
 			}
-			return refuse(providers.Invalid, "pool %s still has the volumes %s", have.ID, strings.Join(names, ", "))
+			return refuse(providers.Invalid, "pool %s still has the volumes %s", have.ID, strings.Join(shortened(names), ", "))
 		}
 	}
 	return ch.dissolve(poolObject, d)
 }
 
-// namesOf returns the names of volumes, of the first few.
+// namesOf returns the names of volumes.
 func namesOf(xmls []string) ([]string, error) {
-	const few = 5
-	var names []string
+	names := make([]string, len(xmls))
 	for i, xml := range xmls {
-		if i == few {
-			names = append(names, "…")
-			break
-		}
 		var v libvirtxml.StorageVolume
 		if err := v.Unmarshal(xml); err != nil {
 			return nil, err
 		}
-		names = append(names, v.Name)
+		names[i] = v.Name
 	}
 	return names, nil
+}
+
+// shortened returns the first of some names, and a sign that there are more.
+func shortened(names []string) []string {
+	const most = 5
+	if len(names) <= most {
+		return names
+	}
+	return append(slices.Clone(names[:most]), "…")
 }

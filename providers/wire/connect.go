@@ -84,6 +84,19 @@ func beside(p *providers.Provider, stub wirepb.ProvidersClient, d *wirepb.Provid
 			return decodeFailure(r.GetDown())
 		}
 	}
+	if d.GetForesees() {
+		p.Obstacles = func(ctx context.Context, deletes, changes []providers.Target) ([]providers.Obstacle, error) {
+			r, err := stub.Obstacles(ctx, &wirepb.ObstaclesRequest{Which: which, Deletes: encodeTargets(deletes), Changes: encodeTargets(changes)})
+			if err != nil {
+				return nil, toldOrLost(err)
+			}
+			var found []providers.Obstacle
+			for _, o := range r.GetObstacles() {
+				found = append(found, providers.Obstacle{Target: decodeTarget(o.GetTarget()), Why: o.GetWhy()})
+			}
+			return found, nil
+		}
+	}
 }
 
 // onTheWay returns the error of a call that the provider did not answer.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -48,6 +49,7 @@ func (s *server) Describe(context.Context, *wirepb.DescribeRequest) (*wirepb.Des
 		described := &wirepb.Provider{
 			Name: p.Name, Scope: p.Scope, Limit: int64(p.Limit),
 			Fences: p.Fence != nil, Identifies: p.Identity != nil, Builds: p.Build != nil, HasHealth: p.Health != nil,
+			Foresees: p.Obstacles != nil,
 		}
 		for _, k := range p.Kinds {
 			traits, err := json.Marshal(k.Traits)
@@ -270,6 +272,22 @@ func (s *server) Health(ctx context.Context, r *wirepb.HealthRequest) (*wirepb.H
 		}
 		return func() (*wirepb.HealthResponse, error) {
 			return &wirepb.HealthResponse{Down: encodeFailure(p.Health(ctx))}, nil
+		}
+	})
+}
+
+func (s *server) Obstacles(ctx context.Context, r *wirepb.ObstaclesRequest) (*wirepb.ObstaclesResponse, error) {
+	return ask(s, r.GetWhich(), func(p *providers.Provider) func() (*wirepb.ObstaclesResponse, error) {
+		if p.Obstacles == nil {
+			return nil
+		}
+		return func() (*wirepb.ObstaclesResponse, error) {
+			found, err := p.Obstacles(ctx, decodeTargets(r.GetDeletes()), decodeTargets(r.GetChanges()))
+			answer := &wirepb.ObstaclesResponse{}
+			for _, o := range found {
+				answer.Obstacles = append(answer.Obstacles, &wirepb.Obstacle{Target: encodeTarget(o.Target), Why: strings.ToValidUTF8(o.Why, "�")})
+			}
+			return answer, err
 		}
 	})
 }

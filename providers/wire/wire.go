@@ -109,6 +109,28 @@ func decodeCall(c *wirepb.CallRequest) (providers.Call, error) {
 	}, errors.Join(rerr, werr, herr, merr)
 }
 
+func encodeTarget(t providers.Target) *wirepb.Target { return &wirepb.Target{Kind: t.Kind, Id: t.ID} }
+
+func decodeTarget(t *wirepb.Target) providers.Target {
+	return providers.Target{Kind: t.GetKind(), ID: t.GetId()}
+}
+
+func encodeTargets(targets []providers.Target) []*wirepb.Target {
+	encoded := make([]*wirepb.Target, len(targets))
+	for i, t := range targets {
+		encoded[i] = encodeTarget(t)
+	}
+	return encoded
+}
+
+func decodeTargets(encoded []*wirepb.Target) []providers.Target {
+	targets := make([]providers.Target, len(encoded))
+	for i, t := range encoded {
+		targets[i] = decodeTarget(t)
+	}
+	return targets
+}
+
 // statusCodes are for those that read nothing else of an error, such as a proxy.
 var statusCodes = map[providers.Class]codes.Code{
 	providers.Transient: codes.Unavailable, providers.Busy: codes.FailedPrecondition, providers.Conflict: codes.Aborted,

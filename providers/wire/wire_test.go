@@ -446,7 +446,7 @@ func TestLeftWatch(t *testing.T) {
 func TestBesideKinds(t *testing.T) {
 	bare := providertest.Pipe(t, serve(kind{}))
 	defer bare.Close()
-	if bare.Fence != nil || bare.Identity != nil || bare.Build != nil || bare.Health != nil {
+	if bare.Fence != nil || bare.Identity != nil || bare.Build != nil || bare.Health != nil || bare.Obstacles != nil {
 		t.Error("it has what the provider does not have")
 	}
 	p := serve(kind{})
@@ -461,6 +461,12 @@ func TestBesideKinds(t *testing.T) {
 	p.Identity = func(context.Context) (string, error) { return "it", nil }
 	p.Build = func(context.Context) (string, error) { return "", errors.New("not today") }
 	p.Health = func(context.Context) error { return down }
+	p.Obstacles = func(_ context.Context, deletes, changes []providers.Target) ([]providers.Obstacle, error) {
+		if len(deletes) != 2 || len(changes) != 1 {
+			return nil, &providers.Error{Op: "observe", Class: providers.Transient, Err: errors.New("not today")}
+		}
+		return []providers.Obstacle{{Target: deletes[1], Why: "used by " + changes[0].ID}}, nil
+	}
 	far := providertest.Pipe(t, p)
 	defer far.Close()
 	if far.Name != "lab" || far.Scope != "site" || far.Limit != 3 {
@@ -485,6 +491,13 @@ func TestBesideKinds(t *testing.T) {
 	down = errors.New("away")
 	if err := far.Health(t.Context()); err == nil || err.Error() != "away" {
 		t.Errorf("while it is away: %v", err)
+	}
+	deletes, changes := []providers.Target{{Kind: "lab.box", ID: "a"}, {Kind: "lab.rack", ID: "b"}}, []providers.Target{{Kind: "lab.box", ID: "c"}}
+	if found, err := far.Obstacles(t.Context(), deletes, changes); err != nil || len(found) != 1 || found[0] != (providers.Obstacle{Target: deletes[1], Why: "used by c"}) {
+		t.Errorf("obstacles: %v, %v", found, err)
+	}
+	if _, err := far.Obstacles(t.Context(), deletes, nil); providers.ClassOf(err) != providers.Transient {
+		t.Errorf("obstacles that are not known: %v", err)
 	}
 }
 

@@ -69,7 +69,7 @@ func (x Failure_Cause) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Failure_Cause.Descriptor instead.
 func (Failure_Cause) EnumDescriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{25, 0}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{29, 0}
 }
 
 type DescribeRequest struct {
@@ -163,6 +163,7 @@ type Provider struct {
 	Identifies    bool `protobuf:"varint,6,opt,name=identifies,proto3" json:"identifies,omitempty"`
 	Builds        bool `protobuf:"varint,7,opt,name=builds,proto3" json:"builds,omitempty"`
 	HasHealth     bool `protobuf:"varint,8,opt,name=has_health,json=hasHealth,proto3" json:"has_health,omitempty"`
+	Foresees      bool `protobuf:"varint,9,opt,name=foresees,proto3" json:"foresees,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -249,6 +250,13 @@ func (x *Provider) GetBuilds() bool {
 func (x *Provider) GetHasHealth() bool {
 	if x != nil {
 		return x.HasHealth
+	}
+	return false
+}
+
+func (x *Provider) GetForesees() bool {
+	if x != nil {
+		return x.Foresees
 	}
 	return false
 }
@@ -1423,6 +1431,214 @@ func (x *HealthResponse) GetDown() *Failure {
 	return nil
 }
 
+type Target struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Target) Reset() {
+	*x = Target{}
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Target) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Target) ProtoMessage() {}
+
+func (x *Target) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Target.ProtoReflect.Descriptor instead.
+func (*Target) Descriptor() ([]byte, []int) {
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Target) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Target) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type ObstaclesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Which         *Which                 `protobuf:"bytes,1,opt,name=which,proto3" json:"which,omitempty"`
+	Deletes       []*Target              `protobuf:"bytes,2,rep,name=deletes,proto3" json:"deletes,omitempty"`
+	Changes       []*Target              `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObstaclesRequest) Reset() {
+	*x = ObstaclesRequest{}
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObstaclesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObstaclesRequest) ProtoMessage() {}
+
+func (x *ObstaclesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObstaclesRequest.ProtoReflect.Descriptor instead.
+func (*ObstaclesRequest) Descriptor() ([]byte, []int) {
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ObstaclesRequest) GetWhich() *Which {
+	if x != nil {
+		return x.Which
+	}
+	return nil
+}
+
+func (x *ObstaclesRequest) GetDeletes() []*Target {
+	if x != nil {
+		return x.Deletes
+	}
+	return nil
+}
+
+func (x *ObstaclesRequest) GetChanges() []*Target {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+type ObstaclesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Obstacles     []*Obstacle            `protobuf:"bytes,1,rep,name=obstacles,proto3" json:"obstacles,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObstaclesResponse) Reset() {
+	*x = ObstaclesResponse{}
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObstaclesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObstaclesResponse) ProtoMessage() {}
+
+func (x *ObstaclesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObstaclesResponse.ProtoReflect.Descriptor instead.
+func (*ObstaclesResponse) Descriptor() ([]byte, []int) {
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ObstaclesResponse) GetObstacles() []*Obstacle {
+	if x != nil {
+		return x.Obstacles
+	}
+	return nil
+}
+
+type Obstacle struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	Why           string                 `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Obstacle) Reset() {
+	*x = Obstacle{}
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Obstacle) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Obstacle) ProtoMessage() {}
+
+func (x *Obstacle) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Obstacle.ProtoReflect.Descriptor instead.
+func (*Obstacle) Descriptor() ([]byte, []int) {
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Obstacle) GetTarget() *Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *Obstacle) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 // Failure is the detail of the status of a call that failed at the provider. A failed call whose status has none failed on the
 // way.
 type Failure struct {
@@ -1443,7 +1659,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1455,7 +1671,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1468,7 +1684,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{25}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Failure) GetOp() string {
@@ -1553,7 +1769,7 @@ type Outdated struct {
 
 func (x *Outdated) Reset() {
 	*x = Outdated{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1565,7 +1781,7 @@ func (x *Outdated) String() string {
 func (*Outdated) ProtoMessage() {}
 
 func (x *Outdated) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1578,7 +1794,7 @@ func (x *Outdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outdated.ProtoReflect.Descriptor instead.
 func (*Outdated) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{26}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Outdated) GetOn() string {
@@ -1609,7 +1825,7 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"%providers/wire/wirepb/providers.proto\x12\x15converge.providers.v1\"\x11\n" +
 	"\x0fDescribeRequest\"Q\n" +
 	"\x10DescribeResponse\x12=\n" +
-	"\tproviders\x18\x01 \x03(\v2\x1f.converge.providers.v1.ProviderR\tproviders\"\xee\x01\n" +
+	"\tproviders\x18\x01 \x03(\v2\x1f.converge.providers.v1.ProviderR\tproviders\"\x8a\x02\n" +
 	"\bProvider\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x14\n" +
@@ -1621,7 +1837,8 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"identifies\x12\x16\n" +
 	"\x06builds\x18\a \x01(\bR\x06builds\x12\x1d\n" +
 	"\n" +
-	"has_health\x18\b \x01(\bR\thasHealth\"N\n" +
+	"has_health\x18\b \x01(\bR\thasHealth\x12\x1a\n" +
+	"\bforesees\x18\t \x01(\bR\bforesees\"N\n" +
 	"\x06Served\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06traits\x18\x02 \x01(\fR\x06traits\x12\x18\n" +
@@ -1693,7 +1910,19 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\rHealthRequest\x122\n" +
 	"\x05which\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhichR\x05which\"D\n" +
 	"\x0eHealthResponse\x122\n" +
-	"\x04down\x18\x01 \x01(\v2\x1e.converge.providers.v1.FailureR\x04down\"\xfa\x02\n" +
+	"\x04down\x18\x01 \x01(\v2\x1e.converge.providers.v1.FailureR\x04down\",\n" +
+	"\x06Target\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\xb8\x01\n" +
+	"\x10ObstaclesRequest\x122\n" +
+	"\x05which\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhichR\x05which\x127\n" +
+	"\adeletes\x18\x02 \x03(\v2\x1d.converge.providers.v1.TargetR\adeletes\x127\n" +
+	"\achanges\x18\x03 \x03(\v2\x1d.converge.providers.v1.TargetR\achanges\"R\n" +
+	"\x11ObstaclesResponse\x12=\n" +
+	"\tobstacles\x18\x01 \x03(\v2\x1f.converge.providers.v1.ObstacleR\tobstacles\"S\n" +
+	"\bObstacle\x125\n" +
+	"\x06target\x18\x01 \x01(\v2\x1d.converge.providers.v1.TargetR\x06target\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"\xfa\x02\n" +
 	"\aFailure\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x12\n" +
@@ -1713,7 +1942,7 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\bOutdated\x12\x0e\n" +
 	"\x02on\x18\x01 \x01(\tR\x02on\x12\x16\n" +
 	"\x06stored\x18\x02 \x01(\x03R\x06stored\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x03R\x05epoch2\xab\a\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch2\x8b\b\n" +
 	"\tProviders\x12[\n" +
 	"\bDescribe\x12&.converge.providers.v1.DescribeRequest\x1a'.converge.providers.v1.DescribeResponse\x12K\n" +
 	"\x04List\x12\".converge.providers.v1.ListRequest\x1a\x1d.converge.providers.v1.Things0\x01\x12I\n" +
@@ -1725,7 +1954,8 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\x05Fence\x12#.converge.providers.v1.FenceRequest\x1a$.converge.providers.v1.FenceResponse\x12[\n" +
 	"\bIdentify\x12&.converge.providers.v1.IdentifyRequest\x1a'.converge.providers.v1.IdentifyResponse\x12R\n" +
 	"\x05Build\x12#.converge.providers.v1.BuildRequest\x1a$.converge.providers.v1.BuildResponse\x12U\n" +
-	"\x06Health\x12$.converge.providers.v1.HealthRequest\x1a%.converge.providers.v1.HealthResponseB-Z+converge.dev/converge/providers/wire/wirepbb\x06proto3"
+	"\x06Health\x12$.converge.providers.v1.HealthRequest\x1a%.converge.providers.v1.HealthResponse\x12^\n" +
+	"\tObstacles\x12'.converge.providers.v1.ObstaclesRequest\x1a(.converge.providers.v1.ObstaclesResponseB-Z+converge.dev/converge/providers/wire/wirepbb\x06proto3"
 
 var (
 	file_providers_wire_wirepb_providers_proto_rawDescOnce sync.Once
@@ -1740,36 +1970,40 @@ func file_providers_wire_wirepb_providers_proto_rawDescGZIP() []byte {
 }
 
 var file_providers_wire_wirepb_providers_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_providers_wire_wirepb_providers_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_providers_wire_wirepb_providers_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_providers_wire_wirepb_providers_proto_goTypes = []any{
-	(Failure_Cause)(0),       // 0: converge.providers.v1.Failure.Cause
-	(*DescribeRequest)(nil),  // 1: converge.providers.v1.DescribeRequest
-	(*DescribeResponse)(nil), // 2: converge.providers.v1.DescribeResponse
-	(*Provider)(nil),         // 3: converge.providers.v1.Provider
-	(*Served)(nil),           // 4: converge.providers.v1.Served
-	(*Where)(nil),            // 5: converge.providers.v1.Where
-	(*ListRequest)(nil),      // 6: converge.providers.v1.ListRequest
-	(*GetRequest)(nil),       // 7: converge.providers.v1.GetRequest
-	(*Things)(nil),           // 8: converge.providers.v1.Things
-	(*WatchRequest)(nil),     // 9: converge.providers.v1.WatchRequest
-	(*Changes)(nil),          // 10: converge.providers.v1.Changes
-	(*Mark)(nil),             // 11: converge.providers.v1.Mark
-	(*Thing)(nil),            // 12: converge.providers.v1.Thing
-	(*CallRequest)(nil),      // 13: converge.providers.v1.CallRequest
-	(*CreateResponse)(nil),   // 14: converge.providers.v1.CreateResponse
-	(*UpdateResponse)(nil),   // 15: converge.providers.v1.UpdateResponse
-	(*DeleteResponse)(nil),   // 16: converge.providers.v1.DeleteResponse
-	(*Which)(nil),            // 17: converge.providers.v1.Which
-	(*FenceRequest)(nil),     // 18: converge.providers.v1.FenceRequest
-	(*FenceResponse)(nil),    // 19: converge.providers.v1.FenceResponse
-	(*IdentifyRequest)(nil),  // 20: converge.providers.v1.IdentifyRequest
-	(*IdentifyResponse)(nil), // 21: converge.providers.v1.IdentifyResponse
-	(*BuildRequest)(nil),     // 22: converge.providers.v1.BuildRequest
-	(*BuildResponse)(nil),    // 23: converge.providers.v1.BuildResponse
-	(*HealthRequest)(nil),    // 24: converge.providers.v1.HealthRequest
-	(*HealthResponse)(nil),   // 25: converge.providers.v1.HealthResponse
-	(*Failure)(nil),          // 26: converge.providers.v1.Failure
-	(*Outdated)(nil),         // 27: converge.providers.v1.Outdated
+	(Failure_Cause)(0),        // 0: converge.providers.v1.Failure.Cause
+	(*DescribeRequest)(nil),   // 1: converge.providers.v1.DescribeRequest
+	(*DescribeResponse)(nil),  // 2: converge.providers.v1.DescribeResponse
+	(*Provider)(nil),          // 3: converge.providers.v1.Provider
+	(*Served)(nil),            // 4: converge.providers.v1.Served
+	(*Where)(nil),             // 5: converge.providers.v1.Where
+	(*ListRequest)(nil),       // 6: converge.providers.v1.ListRequest
+	(*GetRequest)(nil),        // 7: converge.providers.v1.GetRequest
+	(*Things)(nil),            // 8: converge.providers.v1.Things
+	(*WatchRequest)(nil),      // 9: converge.providers.v1.WatchRequest
+	(*Changes)(nil),           // 10: converge.providers.v1.Changes
+	(*Mark)(nil),              // 11: converge.providers.v1.Mark
+	(*Thing)(nil),             // 12: converge.providers.v1.Thing
+	(*CallRequest)(nil),       // 13: converge.providers.v1.CallRequest
+	(*CreateResponse)(nil),    // 14: converge.providers.v1.CreateResponse
+	(*UpdateResponse)(nil),    // 15: converge.providers.v1.UpdateResponse
+	(*DeleteResponse)(nil),    // 16: converge.providers.v1.DeleteResponse
+	(*Which)(nil),             // 17: converge.providers.v1.Which
+	(*FenceRequest)(nil),      // 18: converge.providers.v1.FenceRequest
+	(*FenceResponse)(nil),     // 19: converge.providers.v1.FenceResponse
+	(*IdentifyRequest)(nil),   // 20: converge.providers.v1.IdentifyRequest
+	(*IdentifyResponse)(nil),  // 21: converge.providers.v1.IdentifyResponse
+	(*BuildRequest)(nil),      // 22: converge.providers.v1.BuildRequest
+	(*BuildResponse)(nil),     // 23: converge.providers.v1.BuildResponse
+	(*HealthRequest)(nil),     // 24: converge.providers.v1.HealthRequest
+	(*HealthResponse)(nil),    // 25: converge.providers.v1.HealthResponse
+	(*Target)(nil),            // 26: converge.providers.v1.Target
+	(*ObstaclesRequest)(nil),  // 27: converge.providers.v1.ObstaclesRequest
+	(*ObstaclesResponse)(nil), // 28: converge.providers.v1.ObstaclesResponse
+	(*Obstacle)(nil),          // 29: converge.providers.v1.Obstacle
+	(*Failure)(nil),           // 30: converge.providers.v1.Failure
+	(*Outdated)(nil),          // 31: converge.providers.v1.Outdated
 }
 var file_providers_wire_wirepb_providers_proto_depIdxs = []int32{
 	3,  // 0: converge.providers.v1.DescribeResponse.providers:type_name -> converge.providers.v1.Provider
@@ -1784,36 +2018,43 @@ var file_providers_wire_wirepb_providers_proto_depIdxs = []int32{
 	17, // 9: converge.providers.v1.IdentifyRequest.which:type_name -> converge.providers.v1.Which
 	17, // 10: converge.providers.v1.BuildRequest.which:type_name -> converge.providers.v1.Which
 	17, // 11: converge.providers.v1.HealthRequest.which:type_name -> converge.providers.v1.Which
-	26, // 12: converge.providers.v1.HealthResponse.down:type_name -> converge.providers.v1.Failure
-	0,  // 13: converge.providers.v1.Failure.cause:type_name -> converge.providers.v1.Failure.Cause
-	27, // 14: converge.providers.v1.Failure.outdated:type_name -> converge.providers.v1.Outdated
-	1,  // 15: converge.providers.v1.Providers.Describe:input_type -> converge.providers.v1.DescribeRequest
-	6,  // 16: converge.providers.v1.Providers.List:input_type -> converge.providers.v1.ListRequest
-	7,  // 17: converge.providers.v1.Providers.Get:input_type -> converge.providers.v1.GetRequest
-	9,  // 18: converge.providers.v1.Providers.Watch:input_type -> converge.providers.v1.WatchRequest
-	13, // 19: converge.providers.v1.Providers.Create:input_type -> converge.providers.v1.CallRequest
-	13, // 20: converge.providers.v1.Providers.Update:input_type -> converge.providers.v1.CallRequest
-	13, // 21: converge.providers.v1.Providers.Delete:input_type -> converge.providers.v1.CallRequest
-	18, // 22: converge.providers.v1.Providers.Fence:input_type -> converge.providers.v1.FenceRequest
-	20, // 23: converge.providers.v1.Providers.Identify:input_type -> converge.providers.v1.IdentifyRequest
-	22, // 24: converge.providers.v1.Providers.Build:input_type -> converge.providers.v1.BuildRequest
-	24, // 25: converge.providers.v1.Providers.Health:input_type -> converge.providers.v1.HealthRequest
-	2,  // 26: converge.providers.v1.Providers.Describe:output_type -> converge.providers.v1.DescribeResponse
-	8,  // 27: converge.providers.v1.Providers.List:output_type -> converge.providers.v1.Things
-	8,  // 28: converge.providers.v1.Providers.Get:output_type -> converge.providers.v1.Things
-	10, // 29: converge.providers.v1.Providers.Watch:output_type -> converge.providers.v1.Changes
-	14, // 30: converge.providers.v1.Providers.Create:output_type -> converge.providers.v1.CreateResponse
-	15, // 31: converge.providers.v1.Providers.Update:output_type -> converge.providers.v1.UpdateResponse
-	16, // 32: converge.providers.v1.Providers.Delete:output_type -> converge.providers.v1.DeleteResponse
-	19, // 33: converge.providers.v1.Providers.Fence:output_type -> converge.providers.v1.FenceResponse
-	21, // 34: converge.providers.v1.Providers.Identify:output_type -> converge.providers.v1.IdentifyResponse
-	23, // 35: converge.providers.v1.Providers.Build:output_type -> converge.providers.v1.BuildResponse
-	25, // 36: converge.providers.v1.Providers.Health:output_type -> converge.providers.v1.HealthResponse
-	26, // [26:37] is the sub-list for method output_type
-	15, // [15:26] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	30, // 12: converge.providers.v1.HealthResponse.down:type_name -> converge.providers.v1.Failure
+	17, // 13: converge.providers.v1.ObstaclesRequest.which:type_name -> converge.providers.v1.Which
+	26, // 14: converge.providers.v1.ObstaclesRequest.deletes:type_name -> converge.providers.v1.Target
+	26, // 15: converge.providers.v1.ObstaclesRequest.changes:type_name -> converge.providers.v1.Target
+	29, // 16: converge.providers.v1.ObstaclesResponse.obstacles:type_name -> converge.providers.v1.Obstacle
+	26, // 17: converge.providers.v1.Obstacle.target:type_name -> converge.providers.v1.Target
+	0,  // 18: converge.providers.v1.Failure.cause:type_name -> converge.providers.v1.Failure.Cause
+	31, // 19: converge.providers.v1.Failure.outdated:type_name -> converge.providers.v1.Outdated
+	1,  // 20: converge.providers.v1.Providers.Describe:input_type -> converge.providers.v1.DescribeRequest
+	6,  // 21: converge.providers.v1.Providers.List:input_type -> converge.providers.v1.ListRequest
+	7,  // 22: converge.providers.v1.Providers.Get:input_type -> converge.providers.v1.GetRequest
+	9,  // 23: converge.providers.v1.Providers.Watch:input_type -> converge.providers.v1.WatchRequest
+	13, // 24: converge.providers.v1.Providers.Create:input_type -> converge.providers.v1.CallRequest
+	13, // 25: converge.providers.v1.Providers.Update:input_type -> converge.providers.v1.CallRequest
+	13, // 26: converge.providers.v1.Providers.Delete:input_type -> converge.providers.v1.CallRequest
+	18, // 27: converge.providers.v1.Providers.Fence:input_type -> converge.providers.v1.FenceRequest
+	20, // 28: converge.providers.v1.Providers.Identify:input_type -> converge.providers.v1.IdentifyRequest
+	22, // 29: converge.providers.v1.Providers.Build:input_type -> converge.providers.v1.BuildRequest
+	24, // 30: converge.providers.v1.Providers.Health:input_type -> converge.providers.v1.HealthRequest
+	27, // 31: converge.providers.v1.Providers.Obstacles:input_type -> converge.providers.v1.ObstaclesRequest
+	2,  // 32: converge.providers.v1.Providers.Describe:output_type -> converge.providers.v1.DescribeResponse
+	8,  // 33: converge.providers.v1.Providers.List:output_type -> converge.providers.v1.Things
+	8,  // 34: converge.providers.v1.Providers.Get:output_type -> converge.providers.v1.Things
+	10, // 35: converge.providers.v1.Providers.Watch:output_type -> converge.providers.v1.Changes
+	14, // 36: converge.providers.v1.Providers.Create:output_type -> converge.providers.v1.CreateResponse
+	15, // 37: converge.providers.v1.Providers.Update:output_type -> converge.providers.v1.UpdateResponse
+	16, // 38: converge.providers.v1.Providers.Delete:output_type -> converge.providers.v1.DeleteResponse
+	19, // 39: converge.providers.v1.Providers.Fence:output_type -> converge.providers.v1.FenceResponse
+	21, // 40: converge.providers.v1.Providers.Identify:output_type -> converge.providers.v1.IdentifyResponse
+	23, // 41: converge.providers.v1.Providers.Build:output_type -> converge.providers.v1.BuildResponse
+	25, // 42: converge.providers.v1.Providers.Health:output_type -> converge.providers.v1.HealthResponse
+	28, // 43: converge.providers.v1.Providers.Obstacles:output_type -> converge.providers.v1.ObstaclesResponse
+	32, // [32:44] is the sub-list for method output_type
+	20, // [20:32] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_providers_wire_wirepb_providers_proto_init() }
@@ -1827,7 +2068,7 @@ func file_providers_wire_wirepb_providers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_providers_wire_wirepb_providers_proto_rawDesc), len(file_providers_wire_wirepb_providers_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   27,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

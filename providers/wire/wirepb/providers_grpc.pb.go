@@ -21,17 +21,18 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Providers_Describe_FullMethodName = "/converge.providers.v1.Providers/Describe"
-	Providers_List_FullMethodName     = "/converge.providers.v1.Providers/List"
-	Providers_Get_FullMethodName      = "/converge.providers.v1.Providers/Get"
-	Providers_Watch_FullMethodName    = "/converge.providers.v1.Providers/Watch"
-	Providers_Create_FullMethodName   = "/converge.providers.v1.Providers/Create"
-	Providers_Update_FullMethodName   = "/converge.providers.v1.Providers/Update"
-	Providers_Delete_FullMethodName   = "/converge.providers.v1.Providers/Delete"
-	Providers_Fence_FullMethodName    = "/converge.providers.v1.Providers/Fence"
-	Providers_Identify_FullMethodName = "/converge.providers.v1.Providers/Identify"
-	Providers_Build_FullMethodName    = "/converge.providers.v1.Providers/Build"
-	Providers_Health_FullMethodName   = "/converge.providers.v1.Providers/Health"
+	Providers_Describe_FullMethodName  = "/converge.providers.v1.Providers/Describe"
+	Providers_List_FullMethodName      = "/converge.providers.v1.Providers/List"
+	Providers_Get_FullMethodName       = "/converge.providers.v1.Providers/Get"
+	Providers_Watch_FullMethodName     = "/converge.providers.v1.Providers/Watch"
+	Providers_Create_FullMethodName    = "/converge.providers.v1.Providers/Create"
+	Providers_Update_FullMethodName    = "/converge.providers.v1.Providers/Update"
+	Providers_Delete_FullMethodName    = "/converge.providers.v1.Providers/Delete"
+	Providers_Fence_FullMethodName     = "/converge.providers.v1.Providers/Fence"
+	Providers_Identify_FullMethodName  = "/converge.providers.v1.Providers/Identify"
+	Providers_Build_FullMethodName     = "/converge.providers.v1.Providers/Build"
+	Providers_Health_FullMethodName    = "/converge.providers.v1.Providers/Health"
+	Providers_Obstacles_FullMethodName = "/converge.providers.v1.Providers/Obstacles"
 )
 
 // ProvidersClient is the client API for Providers service.
@@ -57,6 +58,7 @@ type ProvidersClient interface {
 	Identify(ctx context.Context, in *IdentifyRequest, opts ...grpc.CallOption) (*IdentifyResponse, error)
 	Build(ctx context.Context, in *BuildRequest, opts ...grpc.CallOption) (*BuildResponse, error)
 	Health(ctx context.Context, in *HealthRequest, opts ...grpc.CallOption) (*HealthResponse, error)
+	Obstacles(ctx context.Context, in *ObstaclesRequest, opts ...grpc.CallOption) (*ObstaclesResponse, error)
 }
 
 type providersClient struct {
@@ -204,6 +206,16 @@ func (c *providersClient) Health(ctx context.Context, in *HealthRequest, opts ..
 	return out, nil
 }
 
+func (c *providersClient) Obstacles(ctx context.Context, in *ObstaclesRequest, opts ...grpc.CallOption) (*ObstaclesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ObstaclesResponse)
+	err := c.cc.Invoke(ctx, Providers_Obstacles_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ProvidersServer is the server API for Providers service.
 // All implementations must embed UnimplementedProvidersServer
 // for forward compatibility.
@@ -227,6 +239,7 @@ type ProvidersServer interface {
 	Identify(context.Context, *IdentifyRequest) (*IdentifyResponse, error)
 	Build(context.Context, *BuildRequest) (*BuildResponse, error)
 	Health(context.Context, *HealthRequest) (*HealthResponse, error)
+	Obstacles(context.Context, *ObstaclesRequest) (*ObstaclesResponse, error)
 	mustEmbedUnimplementedProvidersServer()
 }
 
@@ -269,6 +282,9 @@ func (UnimplementedProvidersServer) Build(context.Context, *BuildRequest) (*Buil
 }
 func (UnimplementedProvidersServer) Health(context.Context, *HealthRequest) (*HealthResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Health not implemented")
+}
+func (UnimplementedProvidersServer) Obstacles(context.Context, *ObstaclesRequest) (*ObstaclesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Obstacles not implemented")
 }
 func (UnimplementedProvidersServer) mustEmbedUnimplementedProvidersServer() {}
 func (UnimplementedProvidersServer) testEmbeddedByValue()                   {}
@@ -468,6 +484,24 @@ func _Providers_Health_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Providers_Obstacles_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ObstaclesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ProvidersServer).Obstacles(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Providers_Obstacles_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ProvidersServer).Obstacles(ctx, req.(*ObstaclesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Providers_ServiceDesc is the grpc.ServiceDesc for Providers service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -506,6 +540,10 @@ var Providers_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Health",
 			Handler:    _Providers_Health_Handler,
+		},
+		{
+			MethodName: "Obstacles",
+			Handler:    _Providers_Obstacles_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
