@@ -119,7 +119,7 @@ func (n *node) changes() {
 	n.converge(0, "apply", "-auto-approve").says(
 		"vcpus: 1 → 2  # needs a restart", "boot_order: 1 → 2  # needs a restart", "vlan: 101 → 102\n", `title: "Web"`+"\n", "1 to add, 1 to change, 0 to destroy",
 	)
-	n.converge(0, "plan", "-detailed-exitcode")
+	n.converge(0, "plan", "-detailed-exitcode").says("No changes", "Needs attention:", "the machine runs without what is stored of ")
 
 	disk := []string{"+<disk type='volume' device='disk'>", "+<driver name='qemu' type='qcow2'/>", "+<source pool='machines' volume='data'/>", "+<target dev='vdb' bus='virtio'/>", "+</disk>"}
 	stored := append(slices.Clip(disk), "-<vcpu placement='static'>1</vcpu>", "+<vcpu placement='static'>2</vcpu>", "-<boot order='1'/>", "+<boot order='2'/>", "-<tag id='101'/>", "+<tag id='102'/>", "+<title>Web</title>")

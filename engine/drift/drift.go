@@ -24,7 +24,8 @@ type Report struct {
 	Unstated  []Item           `json:"unstated"`         // changes of fields that the document does not state; no plan would undo them
 	Strays    []plan.Unmanaged `json:"strays,omitempty"` // bear our mark, but are not recorded
 	Unmanaged []plan.Unmanaged `json:"unmanaged,omitempty"`
-	Begun     []schema.Ref     `json:"begun,omitempty"` // left out: an open run has yet to settle them
+	Remarks   []plan.Remark    `json:"remarks,omitempty"` // what is wrong with recorded things although they are as they were left
+	Begun     []schema.Ref     `json:"begun,omitempty"`   // left out: an open run has yet to settle them
 	Unknown   []plan.Unknown   `json:"unknown,omitempty"`
 }
 
@@ -91,6 +92,7 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 	if marked.Resources > 0 {
 		r.Marked = &marked
 	}
+	r.Remarks = p.Remarks
 	r.Begun = slices.SortedFunc(maps.Keys(in.Begun), schema.Ref.Compare)
 	for _, d := range p.Drift {
 		if len(d.Unstated) > 0 {

@@ -38,6 +38,7 @@ type body struct {
 	Document  Verbatim       `json:"document,omitempty"`
 	Drift     []Drift        `json:"drift,omitempty"`
 	Unmanaged []Unmanaged    `json:"unmanaged,omitempty"`
+	Remarks   []Remark       `json:"remarks,omitempty"`
 }
 
 // ErrForeign reports that a plan file was not saved with the key with which it is to be applied.
@@ -58,7 +59,7 @@ func (p *Plan) encodeBody() (members []byte, digest string, err error) {
 	if err != nil {
 		return nil, "", err
 	}
-	object, err := compact(body{Plan: saved.Data, Document: p.Document, Drift: p.Drift, Unmanaged: p.Unmanaged})
+	object, err := compact(body{Plan: saved.Data, Document: p.Document, Drift: p.Drift, Unmanaged: p.Unmanaged, Remarks: p.Remarks})
 	if err != nil {
 		return nil, "", err
 	}
@@ -99,7 +100,7 @@ func DecodeFile(data []byte) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Document, p.Drift, p.Unmanaged = e.Document, e.Drift, e.Unmanaged
+	p.Document, p.Drift, p.Unmanaged, p.Remarks = e.Document, e.Drift, e.Unmanaged, e.Remarks
 	if err := p.CheckDocument(); err != nil {
 		return nil, err
 	}

@@ -357,6 +357,9 @@ func uses(k *schema.Kind, spec schema.Object, ref schema.Ref) []use {
 // emit turns decisions into steps.
 func (m *maker) emit() {
 	for _, it := range m.items {
+		if it.remarkable() {
+			m.plan.Remarks = append(m.plan.Remarks, Remark{it.ref, it.thing.Detail})
+		}
 		switch {
 		case it.unknown || it.refused:
 		case it.desired == nil:
@@ -397,6 +400,11 @@ func (m *maker) emit() {
 		}
 	}
 	slices.SortFunc(m.plan.Drift, func(a, b Drift) int { return a.Ref.Compare(b.Ref) })
+}
+
+// remarkable reports whether something is wrong with a thing that stays, although it is ready.
+func (it *item) remarkable() bool {
+	return it.desired != nil && !it.refused && it.replace == "" && it.thing != nil && it.thing.Phase == providers.Ready && it.thing.Detail != ""
 }
 
 // ByItself reports whether a thing exists whatever converge does, and is named by its id: it is described, and never ours.

@@ -87,6 +87,7 @@ type Plan struct {
 	Document  Verbatim    `json:"-"` // the desired document that Digest is of
 	Drift     []Drift     `json:"-"`
 	Unmanaged []Unmanaged `json:"-"`
+	Remarks   []Remark    `json:"-"`
 
 	// Passing says that the digests of secrets in the plan are made with a key that no store has: the plan is for looking at, and
 	// has no approval.
@@ -197,6 +198,13 @@ type Drift struct {
 
 	TakenBy  providers.Mark `json:"taken_by,omitzero"`  // the mark of another site that the thing bears now; set when Rest is
 	Unstated []diff.Change  `json:"unstated,omitempty"` // the same for fields that the record does not state; set when Rest is
+}
+
+// A Remark is what is wrong with a declared thing although it is as declared, or will be, such as that it must be restarted to run with what
+// it has.
+type Remark struct {
+	Ref    schema.Ref `json:"ref"`
+	Detail string     `json:"detail"`
 }
 
 // A Unmanaged is a thing that no resource declares.

@@ -16,8 +16,8 @@ import (
 // place in the order of their ids. Its cost follows what changed since the previous plan and what is not as it should be, not
 // the size of the site.
 //
-// It decides anew about three sorts of resources: those that changed; those that are not quiet, that is, have a step, a refusal
-// or drift; and those that either may affect, because one refers to the other, both claim one thing, or what is deleted is in
+// It decides anew about three sorts of resources: those that changed; those that are not quiet, that is, have a step, a refusal,
+// a remark or drift; and those that either may affect, because one refers to the other, both claim one thing, or what is deleted is in
 // use. All others are as they should be, and are only counted.
 //
 // A Planner is not for concurrent use. It owns what it is given: callers must not modify that afterwards.
@@ -279,7 +279,7 @@ func (p *Planner) learn(m *maker) {
 		if it.thing != nil {
 			p.world.own(it.ref, thingKey{it.ref.Place(), it.thing.ID})
 		}
-		if it.unchanged && !it.refused && !drifted[it.ref] {
+		if it.unchanged && !it.refused && !drifted[it.ref] && !it.remarkable() {
 			p.quiet[it.ref] = it.record != nil
 			p.rest.count(it.ref, it.record != nil, 1)
 		} else {

@@ -347,7 +347,7 @@ func (m *model) meddle() {
 		return
 	}
 	t := list[m.draw("thing", len(list))]
-	switch m.draw("meddle", 10) {
+	switch m.draw("meddle", 11) {
 	case 0, 1:
 		m.setThing(at, t.ID, nil)
 		return
@@ -362,6 +362,8 @@ func (m *model) meddle() {
 	case 6:
 		t.Derived = !t.Derived
 	case 7:
+		t.Detail = []string{"", "it has crashed"}[m.draw("detail", 2)]
+	case 8:
 		if traits, _ := m.in.Traits(at.Scope, at.Kind); traits.ID != "" {
 			t.UID, t.Mark = "uid "+[]string{"a", "b"}[m.draw("uid", 2)], providers.Mark{}
 		}

@@ -19,6 +19,10 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 	for _, d := range r.Drifted {
 		drifted = append(drifted, plan.Drift{Ref: d.Ref, Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Unmarked: d.Unmarked, Remade: d.Remade, Changes: d.Changes})
 	}
+	changed := map[schema.Ref]bool{} // of which there may be more than one thing to say
+	for _, d := range drifted {
+		changed[d.Ref] = true
+	}
 	them := "them"
 	if r.Recorded == 1 {
 		them = "it"
@@ -30,7 +34,7 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 	case !r.Complete && len(drifted)+len(unstated) == 0:
 		summary = "No drift in what could be observed. Part of the site is unknown."
 	case len(drifted)+len(r.Strays) > 0:
-		summary = fmt.Sprintf("Drift: %d of %s changed outside converge", len(drifted), count(r.Recorded, "resource"))
+		summary = fmt.Sprintf("Drift: %d of %s changed outside converge", len(changed), count(r.Recorded, "resource"))
 		if len(r.Strays) > 0 {
 			summary += fmt.Sprintf(", %s", count(len(r.Strays), "stray"))
 		}
@@ -47,6 +51,7 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 	}
 	t.drift("Changed outside converge since the last run:", drifted)
 	t.drift("Also changed since, not managed (no plan reverts it; set the value in the document, or change it back in the remote system):", unstated)
+	t.remarks(r.Remarks)
 	if len(r.Begun) > 0 {
 		t.head("Skipped, because an open run has started on them and must finish them (run: converge resume):")
 		for _, ref := range r.Begun {

@@ -24,7 +24,8 @@ type Explanation struct {
 	External *plan.External `json:"external,omitempty"` // for what the document only refers to: which thing that is
 	Recorded *Remembered    `json:"recorded,omitempty"` // absent when nothing is recorded
 	saved    bool           // by a saved plan, which does not have all records
-	Drift    *drifted       `json:"drift,omitempty"` // what was changed outside converge
+	Drift    *drifted       `json:"drift,omitempty"`  // what was changed outside converge
+	Remark   string         `json:"remark,omitempty"` // what is wrong with it all the same
 
 	RefersTo   []Neighbour `json:"refers_to"`
 	ReferredBy []Neighbour `json:"referred_by"`
@@ -108,6 +109,11 @@ func ExplainRef(ref schema.Ref, p *plan.Plan, doc *schema.Document, records []st
 	for _, d := range p.Drift {
 		if d.Ref == ref {
 			e.Drift = &drifted{Missing: d.Missing, Failed: d.Failed, Unmarked: d.Unmarked, Changes: x.shown(ref, d.Changes)}
+		}
+	}
+	for _, r := range p.Remarks {
+		if r.Ref == ref {
+			e.Remark = r.Detail
 		}
 	}
 	for _, r := range x.after(ref) {
@@ -443,6 +449,9 @@ func (t *planText) observed(e *Explanation) {
 		t.line("  matches the document")
 	default:
 		t.line("  no known differences")
+	}
+	if e.Remark != "" {
+		t.line("  needs attention: %s", clean(e.Remark))
 	}
 	if d := e.Drift; d != nil {
 		switch {

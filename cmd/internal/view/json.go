@@ -167,6 +167,11 @@ func (j *JSON) Plan(p *plan.Plan) {
 			"severity": "warning", "summary": o.Ref.String() + " is skipped", "detail": o.Reason, "address": o.Ref,
 		}})
 	}
+	for _, r := range p.Remarks {
+		j.line("warn", "diagnostic", "Warning: "+r.Ref.String()+" needs attention", fields{"diagnostic": fields{
+			"severity": "warning", "summary": r.Ref.String() + " needs attention", "detail": r.Detail, "address": r.Ref,
+		}})
+	}
 	for _, x := range p.Externals {
 		if x.Unchecked != "" {
 			j.line("warn", "diagnostic", "Warning: "+x.Ref.String()+" is not checked", fields{"diagnostic": fields{

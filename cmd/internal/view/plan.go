@@ -164,6 +164,7 @@ func (t *planText) plan(p *plan.Plan) {
 		t.steps(p)
 		t.drift("Changed outside converge since the last run:", p.Drift)
 	}
+	t.remarks(p.Remarks)
 	t.unmanaged(p.Unmanaged, "Created for this site by converge, but neither declared nor recorded (declare them to adopt them, or remove them by hand):")
 	t.places("Unknown, so nothing is planned for it:", p.Unknown)
 	t.places("Not supported by the server:", p.Unsupported)
@@ -473,6 +474,17 @@ func (t *planText) drift(head string, drift []plan.Drift) {
 			t.item(yellow, "~", ref)
 		}
 		t.changes(d.Ref.Kind, d.Changes, nil, nil, false)
+	}
+}
+
+// remarks lists what is wrong although nothing differs.
+func (t *planText) remarks(remarks []plan.Remark) {
+	if len(remarks) == 0 {
+		return
+	}
+	t.head("Needs attention:")
+	for _, r := range remarks {
+		t.item(yellow, "!", span{text: clean(r.Ref.String())}, span{text: ": " + clean(r.Detail)})
 	}
 }
 

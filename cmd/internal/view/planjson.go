@@ -107,6 +107,7 @@ type planExtra struct {
 	Unchanged   int              `json:"unchanged"`
 	Listed      bool             `json:"unchanged_listed"` // unchanged resources are no-ops among the resource changes
 	Unmanaged   []plan.Unmanaged `json:"unmanaged"`
+	Remarks     []plan.Remark    `json:"remarks,omitempty"` // what is wrong although nothing differs
 	Unknown     []plan.Unknown   `json:"unknown"`
 	Unsupported []plan.Unknown   `json:"unsupported"`
 	Omitted     []plan.Omission  `json:"omitted"`            // left out, because of what is unsupported or unknown
@@ -156,7 +157,7 @@ func PlanDocument(p *plan.Plan, o PlanOrigin) any {
 		Converge: planExtra{
 			Format: extraFormat, Version: o.Converge, PlanID: o.Digest, Site: p.Site, Destroy: p.Destroy, Steps: []planStep{}, NoReturn: p.NoReturn, Approval: p.Approval(), Approvals: []string{},
 			Document: planSource{p.Revision, p.Site.Serial, p.Digest, p.Author.By, p.Author.Signer, p.Author.Key}, Counts: p.Counts(), Unchanged: p.Unchanged,
-			Unmanaged: list(p.Unmanaged), Unknown: list(p.Unknown), Unsupported: list(p.Unsupported), Omitted: list(p.Omitted), Externals: list(p.Externals), Narrowed: p.Narrowed, Refusals: list(p.Refusals),
+			Unmanaged: list(p.Unmanaged), Remarks: p.Remarks, Unknown: list(p.Unknown), Unsupported: list(p.Unsupported), Omitted: list(p.Omitted), Externals: list(p.Externals), Narrowed: p.Narrowed, Refusals: list(p.Refusals),
 		},
 	}
 	d.PriorState.Values.RootModule.Resources = []resourceValues{}

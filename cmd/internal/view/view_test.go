@@ -598,10 +598,11 @@ func TestErrors(t *testing.T) {
 }
 
 func TestDrift(t *testing.T) {
-	r := &drift.Report{Site: schema.Site{Name: "fra1"}, At: start, Complete: true, Recorded: 3, Drifted: []drift.Item{
+	r := &drift.Report{Site: schema.Site{Name: "fra1"}, At: start, Complete: true, Recorded: 5, Drifted: []drift.Item{
 		{Ref: ref("site/carbide.vpc/lost"), Missing: true},
 		{Ref: ref("gpu-01/docker.container/db"), Changes: []diff.Change{{Path: "password", Before: "SECRET", After: "SECRET", Secret: true}, {Path: "image", Before: "a", After: "b"}}},
-	}, Unstated: []drift.Item{
+		{Ref: ref("gpu-01/docker.container/remade"), Remade: true}, {Ref: ref("gpu-01/docker.container/unmarked"), Unmarked: true}, {Ref: ref("gpu-01/docker.container/unmarked"), Failed: "it has crashed"},
+	}, Remarks: []plan.Remark{{Ref: ref("gpu-01/docker.container/web"), Detail: "it runs with an older image"}}, Unstated: []drift.Item{
 		{Ref: ref("site/carbide.vpc/prod"), Changes: []diff.Change{{Path: "description", After: "a stranger's"}}},
 	}, Strays: samplePlan().Unmanaged[2:], Unmanaged: samplePlan().Unmanaged[:2]}
 	text := view.DriftText(r, kinds, view.Style{}, view.PlanLayout{})
