@@ -112,3 +112,73 @@ func TestObstacles(t *testing.T) {
 		})
 	}
 }
+
+// A provider that panics, or does not answer when the run is to stop, cannot tell: a plan goes on, and a run stops before the point of no return.
+func TestObstaclesThatCannotBeTold(t *testing.T) {
+	was, is := map[string]string{"site/far.guard/a": `{"size":1}`, "site/far.guard/b": `{"size":1}`}, map[string]string{"site/far.guard/b": `{"size":1}`}
+	for name, c := range map[string]struct {
+		say  func(interrupt func()) error
+		ends state.RunStatus
+	}{
+		"a panic":      {func(func()) error { panic("a definition that makes no sense") }, state.RunApplied},
+		"an interrupt": {func(interrupt func()) error { interrupt(); select {} }, state.RunOpen},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := enginetest.New()
+			s.Converge(t, s.Document(t, was))
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			asks := false
+			e := s.Engine(foreseeing(func(string, []providers.Target, []providers.Target) ([]providers.Obstacle, error) {
+				if !asks {
+					return nil, nil
+				}
+				return nil, c.say(interrupt)
+			}))
+			defer e.Close()
+			asks = name == "a panic"
+			p, err := e.Plan(t.Context(), s.Document(t, is), plan.Options{})
+			if err != nil || len(p.Refusals) > 0 || len(p.Steps) != 1 {
+				t.Fatal(enginetest.Text(p), err)
+			}
+			asks = true
+			res, err := e.Apply(ctx, p, engine.ApplyOptions{Approve: p.Approval()})
+			if res.Run.Status != c.ends || errors.Is(err, apply.ErrInterrupted) != (c.ends == state.RunOpen) {
+				t.Errorf("%+v, %v", res.Run, err)
+			}
+			if deleted := s.World.Count("delete"); deleted > 0 != (c.ends == state.RunApplied) {
+				t.Errorf("%d deletes were called", deleted)
+			}
+		})
+	}
+}
+
+// What uses a thing may be changed to end that before the thing is deleted, and not after it.
+func TestObstaclesThatAreChanged(t *testing.T) {
+	step := func(id int, action plan.Action, kind, name string, needs ...int) plan.Step {
+		return plan.Step{ID: id, Ref: schema.Ref{Scope: schema.ScopeSite, Kind: kind, Name: name}, Action: action, ExternalID: name, Needs: needs}
+	}
+	// The host drops the guard b, and has the guard a again after that was replaced.
+	p := &plan.Plan{Steps: []plan.Step{
+		step(0, plan.Delete, "far.guard", "a"), step(1, plan.Create, "far.guard", "a", 0), step(2, plan.Update, "far.host", "h", 1), step(3, plan.Delete, "far.guard", "b", 2),
+		step(4, plan.Update, "far.host", "i"), step(5, plan.Delete, "far.guard", "c", 4),
+	}}
+	far := enginetest.New().World.Provider("far", schema.ScopeSite)
+	uses := map[string]string{"a": "h", "b": "h", "c": "i"}
+	far.Obstacles = func(_ context.Context, deletes, changes []providers.Target) (found []providers.Obstacle, err error) {
+		for _, d := range deletes {
+			if !slices.Contains(changes, providers.Target{Kind: "far.host", ID: uses[d.ID]}) {
+				found = append(found, providers.Obstacle{Target: d, Why: "a host has it"})
+			}
+		}
+		return found, nil
+	}
+	set, err := providers.NewSet(far)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := p.Obstructions(t.Context(), set, func(int) bool { return true })
+	if err != nil || len(found) != 1 || found[0].Step.ID != 0 {
+		t.Errorf("%v, %v", found, err)
+	}
+}

@@ -2,7 +2,10 @@ package engine_test
 
 import (
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"converge.dev/converge/engine"
@@ -231,6 +234,167 @@ func TestMadeAgainIsOurs(t *testing.T) {
 		remake(t, s)
 		if p := s.Plan(t, d, plan.Options{}); len(p.Refusals) != 1 {
 			t.Errorf("what was made again is not known:\n%s", enginetest.Text(p))
+		}
+	}
+}
+
+// What a later run deleted, and its undo made again, is ours also for the undo of an earlier run.
+func TestMadeAgainIsUndoneFurther(t *testing.T) {
+	for _, marks := range []bool{true, false} {
+		s, d := bridged(t, marks)
+		before := s.World.Dump()
+		s.Converge(t, beside(t, s, map[string]string{theBridge.String(): `{"mode":"standalone"}`}))
+		s.Converge(t, beside(t, s, nil))
+		for range 2 {
+			e := s.Engine(nil)
+			if res, err := e.Rollback(t.Context(), "", engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
+				t.Fatalf("marked %t: %+v %v %v", marks, res.Run, res.Differences, err)
+			}
+			e.Close()
+			s.Release(t)
+		}
+		if is := s.World.Dump(); is != before && marks { // the world keeps a mark that the kind does not show
+			t.Errorf("it was\n%s\nand is\n%s", before, is)
+		}
+		if p := s.Plan(t, d, plan.Options{}); !p.Empty() || len(p.Refusals)+len(p.Drift) > 0 {
+			t.Error(enginetest.Text(p))
+		}
+	}
+}
+
+// A bridge that others have renamed is neither created a second time nor changed, and still removed with the rest. A copy of it is not ours.
+func TestRenamedByOthers(t *testing.T) {
+	s, d := bridged(t, true)
+	th := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name)
+	rename := func(uid string) {
+		t.Helper()
+		world := s.World.Snapshot()
+		world = strings.ReplaceAll(strings.ReplaceAll(world, `"br0": {`, `"mine": {`), `"name": "br0"`, `"name": "mine"`)
+		world = strings.ReplaceAll(world, `"uid": "`+th.UID+`"`, `"uid": "`+uid+`"`)
+		file := filepath.Join(t.TempDir(), "world.json")
+		if err := os.WriteFile(file, []byte(world), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w, err := fake.Open(file, s.Kinds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = w.Close() })
+		s.World = w
+	}
+	rename(th.UID)
+	if p := s.Plan(t, d, plan.Options{}); len(p.Steps) > 0 || len(p.Refusals) != 1 || !strings.Contains(p.Refusals[0].Reason, "was renamed to mine outside converge") {
+		t.Errorf("renamed:\n%s", enginetest.Text(p))
+	}
+	e := s.Engine(nil)
+	defer e.Close()
+	if r, err := e.Drift(t.Context(), d.Site); err != nil || len(r.Drifted) != 1 || r.Drifted[0].Renamed != "mine" {
+		t.Errorf("drift: %+v %v", r, err)
+	}
+	if p := s.Plan(t, beside(t, s, nil), plan.Options{}); len(p.Steps) != 1 || p.Steps[0].Action != plan.Delete || p.Steps[0].ExternalID != "mine" {
+		t.Errorf("removed:\n%s", enginetest.Text(p))
+	}
+	if err := s.World.Put(theBridge.Scope, theBridge.Kind, providers.Thing{ID: "br0", Name: "br0", Spec: schema.Object{"mode": "secure"}}); err != nil {
+		t.Fatal(err)
+	}
+	if p := s.Plan(t, d, plan.Options{}); len(p.Steps) > 0 || len(p.Refusals) != 1 || !strings.Contains(p.Refusals[0].Reason, "was renamed to mine") {
+		t.Errorf("renamed, and another one has its name:\n%s", enginetest.Text(p))
+	}
+
+	s, d = bridged(t, true)
+	th = thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name)
+	rename("of a copy")
+	if p := s.Plan(t, d, plan.Options{}); len(p.Steps) != 1 || p.Steps[0].Action != plan.Create || len(p.Refusals) > 0 || len(p.Unmanaged) != 1 {
+		t.Errorf("ours is gone, and a copy of it is there:\n%s", enginetest.Text(p))
+	}
+}
+
+// What is within a bridge that others have made anew is theirs: it is not deleted with ours.
+func TestWithinWhatWasRemade(t *testing.T) {
+	s := enginetest.New()
+	ports := fake.NodeTraits()
+	ports.ID, ports.Mark = "{bridge}/{name}", false
+	s.World.Traits = map[string]providers.Traits{"near.port": ports}
+	d := beside(t, s, map[string]string{theBridge.String(): `{"mode":"secure"}`, "n1/near.port/p0": `{"bridge":"br0"}`, "n1/near.port/p1": `{"bridge":"keep"}`})
+	s.Converge(t, d)
+	port := thingOf(t, s, "n1", "near.port", "br0/p0")
+	if err := s.World.Remove("n1", "near.port", port.ID); err != nil {
+		t.Fatal(err)
+	}
+	remake(t, s)
+	if err := s.World.Put("n1", "near.port", port); err != nil {
+		t.Fatal(err)
+	}
+	// Its own uid is left out, for there are things without: what it is in says enough.
+	rec, err := s.Store.Record(t.Context(), schema.Ref{Scope: "n1", Kind: "near.port", Name: "p0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec.UID = ""
+	if _, err := s.Store.Commit(t.Context(), nil, []state.Op{s.Store.RecordOp(rec)}); err != nil {
+		t.Fatal(err)
+	}
+	p := s.Plan(t, d, plan.Options{Destroy: true})
+	deleted := 0
+	for _, step := range p.Steps {
+		if step.Action == plan.Delete {
+			deleted++
+		}
+	}
+	if deleted != 2 || len(p.Steps) != 4 || len(p.Refusals) > 0 {
+		t.Fatal(enginetest.Text(p))
+	}
+	if res, err := s.Apply(p, engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunApplied {
+		t.Fatalf("%+v %v", res.Run, err)
+	}
+	thingOf(t, s, "n1", "near.port", "br0/p0")
+}
+
+// What refers to a thing that is gone, and whose id contains more than its name, does not make a plan outdated.
+func TestMissingIsMadeAgain(t *testing.T) {
+	s := enginetest.New()
+	bridges := fake.NodeTraits()
+	bridges.ID = "sw/{name}"
+	s.World.Traits = map[string]providers.Traits{theBridge.Kind: bridges}
+	d := beside(t, s, map[string]string{theBridge.String(): `{"mode":"secure"}`, "n1/near.port/p0": `{"bridge":"br0","tag":1}`})
+	s.Converge(t, d)
+	if err := s.World.Remove(theBridge.Scope, theBridge.Kind, "sw/br0"); err != nil {
+		t.Fatal(err)
+	}
+	if p := s.Converge(t, d); len(p.Steps) != 1 || p.Steps[0].Ref != theBridge {
+		t.Error(enginetest.Text(p))
+	}
+	if err := s.World.Remove(theBridge.Scope, theBridge.Kind, "sw/br0"); err != nil {
+		t.Fatal(err)
+	}
+	s.Converge(t, beside(t, s, map[string]string{theBridge.String(): `{"mode":"secure"}`, "n1/near.port/p0": `{"bridge":"br0","tag":2}`}))
+}
+
+// A delete whose answer was lost is done when somebody else has taken the name since.
+func TestSuccessorOfWhatWasDeleted(t *testing.T) {
+	for _, marks := range []bool{true, false} {
+		s, _ := bridged(t, marks)
+		p := s.Plan(t, beside(t, s, nil), plan.Options{})
+		if err := s.World.Fail(fake.Fault{Op: "delete", Ref: "near.bridge", Class: providers.Unknown, Effect: fake.EffectAfter, Times: 1}); err != nil {
+			t.Fatal(err)
+		}
+		var once sync.Once
+		s.World.Hook = func(op string, m fake.Moment, c providers.Call) {
+			if op == "delete" && m == fake.After {
+				once.Do(func() {
+					th := providers.Thing{ID: "br0", Name: "br0", Spec: schema.Object{"mode": "theirs"}}
+					if err := s.World.Put(theBridge.Scope, theBridge.Kind, th); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		res, err := s.Apply(p, engine.ApplyOptions{})
+		if err != nil || res.Run.Status != state.RunApplied {
+			t.Errorf("marked %t: %+v %v %v", marks, res.Run, res.Differences, err)
+		}
+		if is := thingOf(t, s, theBridge.Scope, theBridge.Kind, "br0"); is.Spec["mode"] != "theirs" {
+			t.Errorf("theirs is %+v", is)
 		}
 	}
 }

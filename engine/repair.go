@@ -214,6 +214,7 @@ func (e *Engine) rewrite(ctx context.Context, ref schema.Ref, runs []state.Run) 
 				return nil, ""
 			}
 			rec := *s.Record
+			rec.UID = "" // it may have been made again since; nothing shows it
 			if at := did.Outcome; !rec.Gone && at != nil && at.ExternalID != "" {
 				rec.ID, rec.Incarnation = at.ExternalID, at.Incarnation
 			}
@@ -221,7 +222,9 @@ func (e *Engine) rewrite(ctx context.Context, ref schema.Ref, runs []state.Run) 
 			return &rec, run.ID
 		}
 		if prior != nil {
-			return prior, run.ID
+			again := *prior
+			again.UID = ""
+			return &again, run.ID
 		}
 	}
 	return nil, ""

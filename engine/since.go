@@ -263,8 +263,10 @@ func (u *undo) compare(in plan.Input) error {
 		case s == nil || s.Action == plan.Delete:
 		case !d.TakenBy.IsZero():
 			u.refuse(d.Ref, remedy.Say("find out who adopted it"), "the object is now marked as %s of site %s", d.TakenBy.Ref, d.TakenBy.Site)
-		case d.Unmarked:
+		case d.Unmarked && s.Action != plan.Forget: // whoever it was left to may have done that
 			u.refuse(d.Ref, remedy.Say("have converge mark it again", remedy.Action{Verb: remedy.Apply}), "its ownership mark was removed outside converge")
+		case d.Renamed != "":
+			u.refuse(d.Ref, remedy.Say("rename it back"), "it was renamed to %s outside converge", d.Renamed)
 		case d.Remade:
 			u.refuse(d.Ref, remedy.Say("find out who created the new one"), "it was deleted, and another one with its name was created outside converge")
 		case d.Missing && s.Action == plan.Forget:

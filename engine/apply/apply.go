@@ -130,6 +130,7 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 		Options: o, sum: sum, journal: j, started: time.Now(),
 		ids:     externalIDs(o.Recorded, o.Plan, func(a plan.Action) bool { return a != plan.Delete && a != plan.Forget }),
 		were:    externalIDs(o.Recorded, o.Plan, func(a plan.Action) bool { return a != plan.Create }),
+		uids:    recordedUIDs(o.Recorded, o.Run.ID),
 		results: make(chan result, o.Parallelism),
 		notes:   make(chan event.Event),
 		flying:  map[*plan.Step]time.Time{},
@@ -168,6 +169,7 @@ type run struct {
 	effects context.Context
 	ids     map[schema.Ref]string // external ids after the plan; owned by the run's goroutine
 	were    map[schema.Ref]string // external ids before the plan
+	uids    map[schema.Ref]string // uids of things as this run recorded them, before this call
 	results chan result
 	notes   chan event.Event // from workers, emitted in order by the run's goroutine
 	flying  map[*plan.Step]time.Time
@@ -192,6 +194,17 @@ func canceller(ctx context.Context) string {
 		return asked.By
 	}
 	return ""
+}
+
+// recordedUIDs maps refs to the uids that a run recorded.
+func recordedUIDs(recorded []state.Record, run string) map[schema.Ref]string {
+	uids := map[schema.Ref]string{}
+	for i := range recorded {
+		if r := &recorded[i]; r.Run == run && r.UID != "" {
+			uids[r.Ref] = r.UID
+		}
+	}
+	return uids
 }
 
 // externalIDs maps refs to ids: those recorded, and those of the steps whose action is on the requested side of the plan.

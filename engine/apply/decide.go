@@ -47,6 +47,7 @@ type known struct {
 	seen        string        // undone: digest of what was observed when the step ended; empty when it did not get that far
 	finished    bool          // undone: the step was done
 	recorded    *state.Record // undone create: its current record; nil: none
+	kept        string        // undone: the uid of the thing as the run recorded it; empty: it did not
 }
 
 // A verdict is what to do next about a step, given what was observed.
@@ -132,6 +133,8 @@ func (k *known) conclude(have *providers.Thing) verdict {
 			if altered := k.altered(have); len(altered) > 0 {
 				return verdict{do: leaves, why: k.conflict("another client changed " + strings.Join(altered, ", ") + " after the run created it")}
 			}
+		case !k.undo && k.unsure && !k.marked(have) && k.another(have): // ours is gone, and what took its place stays
+			return verdict{do: finishes}
 		case !k.undo && k.stranger(have):
 			return verdict{do: refuses, why: k.conflict(k.taking(have))}
 		case len(taken) > 0:
@@ -284,13 +287,18 @@ func (k *known) early(spec schema.Object) schema.Object {
 	return spec
 }
 
-// stranger reports whether a thing is not the one for which the plan was made, or no longer bears the mark that it had then, nor ours.
+// stranger reports whether a thing is not the one for which the plan was made, or no longer bears the mark that it had then, nor ours. What
+// bears ours is ours, wherever it comes from.
 func (k *known) stranger(have *providers.Thing) bool {
-	if k.another(have) {
-		return true
+	if k.marked(have) {
+		return false
 	}
-	mine := providers.Mark{Site: k.site, Ref: k.step.Ref, Incarnation: max(k.incarnation, 1)}
-	return k.traits.Mark && have.Mark != k.step.Mark && have.Mark != mine
+	return k.another(have) || k.traits.Mark && have.Mark != k.step.Mark
+}
+
+// marked reports whether a thing bears our mark.
+func (k *known) marked(have *providers.Thing) bool {
+	return k.traits.Mark && have.Mark == providers.Mark{Site: k.site, Ref: k.step.Ref, Incarnation: max(k.incarnation, 1)}
 }
 
 // another reports whether a thing is certainly not the one for which the plan was made.
@@ -299,17 +307,21 @@ func (k *known) another(have *providers.Thing) bool {
 	return uid != "" && have.UID != "" && have.UID != uid
 }
 
-// uid returns the uid of the thing for which the plan was made; empty: unknown. What an undone delete makes again has another one.
+// uid returns the uid of the thing for which the plan was made; empty: unknown. What an undone delete makes again has another one, and so has
+// what a later run deleted and its undo made again.
 func (k *known) uid() string {
-	if k.undo && k.step.Action == plan.Delete {
+	switch {
+	case k.undo && k.step.Action == plan.Delete:
 		return ""
+	case k.undo && k.kept != "":
+		return k.kept
 	}
 	return k.step.UID
 }
 
-// owned returns the uid of the thing when that shows that it is ours; empty otherwise.
-func (k *known) owned() string {
-	if k.step.Prior == nil || k.step.Prior.UID != k.step.UID {
+// owned returns the uid of a thing when that, and not its mark, shows that it is ours; empty otherwise.
+func (k *known) owned(have *providers.Thing) string {
+	if k.marked(have) || k.step.Prior == nil || k.step.Prior.UID != k.step.UID {
 		return ""
 	}
 	return k.uid()

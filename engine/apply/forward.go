@@ -46,7 +46,10 @@ func (r *run) forward(ctx context.Context) (*failure, error) {
 		return failed, err
 	}
 	if !r.sum.NoReturn {
-		if failed := r.foreseen(); failed != nil {
+		switch failed, err := r.foreseen(ctx); {
+		case err != nil:
+			return nil, err
+		case failed != nil:
 			return failed, nil
 		}
 		if err := r.journal.Append(r.effects, journal.Record{Kind: journal.NoReturn, Step: -1}); err != nil {
@@ -61,23 +64,49 @@ func (r *run) forward(ctx context.Context) (*failure, error) {
 
 // foreseen returns, right before the point of no return, the first delete beyond it that the far side would refuse: then the run is undone
 // while that is possible. With OnFailure Continue the steps fail one by one.
-func (r *run) foreseen() *failure {
-	if r.OnFailure == Continue {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(r.effects, r.Retry.Within)
+func (r *run) foreseen(ctx context.Context) (*failure, error) {
+	asking, cancel := context.WithCancel(r.effects)
 	defer cancel()
-	found, err := r.Plan.Obstructions(ctx, r.Providers, func(i int) bool { return i >= r.Plan.NoReturn })
-	if err != nil { // each delete finds out by itself
-		r.Logger.Warn("not known whether what cannot be undone would be refused", "run", r.Run.ID, "error", err)
+	over := make(chan struct{})
+	defer close(over)
+	go func() { // an interrupt ends the waiting
+		select {
+		case <-r.Interrupt:
+		case <-ctx.Done():
+		case <-over:
+		}
+		cancel()
+	}()
+	var found []plan.Obstructed
+	if r.OnFailure != Continue {
+		var err error
+		found, err = r.Plan.Obstructions(asking, r.Providers, func(i int) bool { return i >= r.Plan.NoReturn })
+		if err != nil { // each delete finds out by itself
+			r.Logger.Warn("not known whether what cannot be undone would be refused", "run", r.Run.ID, "error", err)
+		}
+	}
+	select {
+	case <-asking.Done():
+		if r.effects.Err() != nil {
+			return nil, context.Cause(r.effects)
+		}
+		r.stop(ctx)
+		return nil, r.cutShort()
+	default:
 	}
 	if len(found) == 0 {
-		return nil
+		return nil, nil
 	}
 	s := found[0].Step
-	err = &providers.Error{Op: string(s.Action), Ref: s.Ref, Class: providers.Invalid, Err: errors.New(found[0].Why)}
+	err := &providers.Error{Op: string(s.Action), Ref: s.Ref, Class: providers.Invalid, Err: errors.New(found[0].Why)}
+	r.Emit(event.StepStarted{Step: s})
 	r.Emit(event.StepFailed{Step: s, Class: providers.Invalid, Err: err})
-	return &failure{s, err}
+	return &failure{s, err}, nil
+}
+
+// cutShort returns the error of a run that stopped on request before its end.
+func (r *run) cutShort() error {
+	return r.unsettled(fmt.Errorf("run %s was %w; %d of %d steps are done", r.Run.ID, ErrInterrupted, r.finished(), len(r.Plan.Steps)))
 }
 
 // walk runs a schedule, forward or as an undo, with as many concurrent steps as there are [turns]. Steps that need a failed
@@ -180,7 +209,7 @@ func (r *run) walk(ctx context.Context, s *graph.Schedule, undo bool, failed *fa
 		return failed, fatal
 	}
 	if interrupted && (undo || failed == nil) && s.Left() > 0 {
-		return nil, r.unsettled(fmt.Errorf("run %s was %w; %d of %d steps are done", r.Run.ID, ErrInterrupted, r.finished(), len(r.Plan.Steps)))
+		return nil, r.cutShort()
 	}
 	return failed, nil
 }

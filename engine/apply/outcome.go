@@ -87,8 +87,12 @@ func (w *worker) finish(have *providers.Thing) result {
 func (w *worker) leave(r *state.Record, have *providers.Thing) {
 	if have != nil && !r.Gone {
 		r.Rest = diff.Rest(w.kind, have.Spec, r.Spec)
-		if !w.undo || w.action == plan.Create { // otherwise it is as it was before the step
+		switch {
+		case w.action == plan.Adopt && !w.undo: // it is as the plan says
+		case !w.undo, w.action == plan.Create:
 			r.UID = have.UID
+		case w.kept != "" && w.step.Prior != nil && w.step.Prior.UID == w.step.UID: // it was made again since
+			r.UID = w.kept
 		}
 	}
 }

@@ -136,6 +136,7 @@ func (r *run) doubtful(ref schema.Ref, t providers.Traits, epoch int64) time.Dur
 func (r *run) turn(w *worker, did journal.Standing) {
 	s := w.step
 	w.record, w.finished = s.Prior, did.Finished()
+	w.kept = r.uids[s.Ref]
 	if did.Outcome != nil {
 		w.seen = did.Outcome.Seen
 	}
@@ -448,7 +449,7 @@ func (w *worker) await(ctx context.Context) (res result, over bool) {
 		waits := w.traits.Eventual
 		var detail string
 		if w.action == plan.Delete {
-			if have == nil {
+			if have == nil || w.stranger(have) && w.another(have) { // somebody else's may have taken its place already
 				return w.finish(nil), true
 			}
 			waits = waits || have.Phase == providers.Deleting
@@ -568,7 +569,7 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 		c.Name = w.record.Called()
 	}
 	if have != nil {
-		c.Have, c.Version, c.UID = have.Spec, have.Version, w.owned()
+		c.Have, c.Version, c.UID = have.Spec, have.Version, w.owned(have)
 		if c.Name = cmp.Or(w.name, have.Name); have.Name == have.ID { // it has no name
 			c.Name = w.name
 		}

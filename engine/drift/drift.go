@@ -44,6 +44,7 @@ type Item struct {
 	Failed   string         `json:"failed,omitempty"`
 	TakenBy  providers.Mark `json:"taken_by,omitzero"`  // the mark of another site that it bears now
 	Unmarked bool           `json:"unmarked,omitempty"` // somebody has removed our mark from it
+	Renamed  string         `json:"renamed,omitempty"`  // its id now, where ids are names
 	Remade   bool           `json:"remade,omitempty"`   // it was deleted, and somebody else has made another thing with its id
 	Changes  []diff.Change  `json:"changes,omitempty"`  // Before is what was left, After what is observed
 }
@@ -99,7 +100,7 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 			r.Unstated = append(r.Unstated, Item{Ref: d.Ref, ID: ids[d.Ref], Changes: d.Unstated})
 			continue
 		}
-		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Unmarked: d.Unmarked, Remade: d.Remade, Changes: d.Changes})
+		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Unmarked: d.Unmarked, Remade: d.Remade, Renamed: d.Renamed, Changes: d.Changes})
 	}
 	staying := map[schema.Place]map[string]*providers.Thing{}
 	for _, to := range slices.SortedFunc(maps.Keys(outside), schema.Ref.Compare) {

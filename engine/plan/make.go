@@ -194,7 +194,10 @@ func (m *maker) compare(it *item) {
 	if it.thing.Phase == providers.Failed && (left == nil || !left.Failed) {
 		note(Drift{Failed: it.thing.Detail})
 	}
-	if it.unmarked() {
+	switch {
+	case it.remade(it.thing): // with our mark, or taken over
+		note(Drift{Remade: true})
+	case it.unmarked():
 		note(Drift{Unmarked: true})
 	}
 	switch {
@@ -449,6 +452,8 @@ func whyUpdate(it *item) string {
 		return it.renewed
 	case it.moved():
 		return whyMoved(it)
+	case it.remade(it.thing):
+		return whyRemade + "; differs from the document"
 	case it.record == nil:
 		return "adopted; differs from the document"
 	case it.recordStale:
@@ -517,10 +522,18 @@ func (m *maker) emitRemoved(it *item) {
 	}
 }
 
+// ours reports whether a thing bears a mark of this site.
+func (m *maker) ours(t *providers.Thing) bool {
+	return !t.Mark.IsZero() && t.Mark.Site == m.plan.Site.ID
+}
+
 func (m *maker) emitReplace(it *item) {
 	switch {
 	case it.traits.Create == providers.Never || it.traits.Delete == providers.Never:
 		m.refuse(it.ref, "it would have to be replaced ("+it.replace+"), but a "+it.kind.Name+" cannot be deleted and recreated", "undo that change in the document")
+		return
+	case it.remade(it.thing) && !m.ours(it.thing):
+		m.refuse(it.ref, "it would have to be replaced ("+it.replace+"), but it was created outside converge, in place of the one that converge managed", "change the document to what it is, and adopt it first; or delete it by hand")
 		return
 	case it.desired.Lifecycle.Protect || (it.record != nil && it.record.Protect):
 		m.refuse(it.ref, "it would have to be replaced ("+it.replace+"), but it is protected", "undo that change, or apply it once with lifecycle.protect set to false")
@@ -614,7 +627,9 @@ func (m *maker) step(it *item, a Action, reason string) Step {
 	if it.desired != nil {
 		s.Want = it.desired.Spec
 		s.Record = m.record(it, s.ExternalID, s.Incarnation)
-		s.Record.UID = s.UID
+		if a != Adopt || it.record == nil || it.record.UID != "" || !it.traits.Mark || !it.thing.Mark.IsZero() { // else it would have to be marked
+			s.Record.UID = s.UID
+		}
 	}
 	for i := range it.changes {
 		if c := &it.changes[i]; c.Disruption == schema.NeedsRestart {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 
 	"converge.dev/converge/engine/remedy"
 	"converge.dev/converge/engine/secret/sealed"
@@ -84,6 +85,7 @@ func (m *maker) match() error {
 			owned(it)
 		}
 	}
+	m.contents()
 	for _, it := range m.items {
 		switch {
 		case it.desired == nil || it.thing != nil || it.unknown || it.refused:
@@ -228,6 +230,9 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 			case t.Mark.Site == m.plan.Site.ID: // it may have had another name before
 				return t
 			case t.Mark.IsZero() && it.remade(t):
+				if moved := m.renamed(it, marked); moved != nil {
+					return m.moved(it, moved)
+				}
 				return m.successor(it, t)
 			case t.Mark.IsZero():
 				return t
@@ -241,7 +246,10 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 			return nil
 		}
 	}
-	if t := marked[it.ref]; t != nil && m.owners[t] == nil {
+	if t := m.renamed(it, marked); t != nil {
+		return m.moved(it, t)
+	}
+	if t := marked[it.ref]; t != nil && m.owners[t] == nil && !it.elsewhere(t) {
 		return t
 	}
 	if it.desired == nil || it.record != nil {
@@ -268,6 +276,34 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 	return nil
 }
 
+// renamed returns the recorded thing under another id than the recorded one, where ids are names and others can change them; nil when there is
+// none.
+func (m *maker) renamed(it *item, marked map[schema.Ref]*providers.Thing) *providers.Thing {
+	if t := marked[it.ref]; t != nil && m.owners[t] == nil && it.elsewhere(t) && it.record.UID == t.UID {
+		return t
+	}
+	return nil
+}
+
+// elsewhere reports whether a thing with our mark has another id than the recorded one, although ids are names: it was renamed, or it is a copy
+// of ours, together with the mark.
+func (it *item) elsewhere(t *providers.Thing) bool {
+	return it.record != nil && it.traits.ID != "" && it.record.UID != "" && t.ID != it.record.ID
+}
+
+// moved returns a thing that others have renamed if it is to be removed. converge cannot give it back its name.
+func (m *maker) moved(it *item, t *providers.Thing) *providers.Thing {
+	if it.desired == nil {
+		return t
+	}
+	it.refused, it.taken = true, true
+	if m.in.Rest { // a plan reports it as a refusal
+		m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Renamed: t.ID})
+	}
+	m.refuse(it.ref, fmt.Sprintf("the %s was renamed to %s outside converge", it.kind.Name, t.ID), "rename it back to "+it.record.ID+", or remove it there to have it created again")
+	return nil
+}
+
 // successor returns a thing that somebody else made under the id of a recorded one that is gone, if it may be taken over in place of that.
 func (m *maker) successor(it *item, t *providers.Thing) *providers.Thing {
 	switch {
@@ -282,7 +318,7 @@ func (m *maker) successor(it *item, t *providers.Thing) *providers.Thing {
 		m.plan.Drift = append(m.plan.Drift, Drift{Ref: it.ref, Remade: true})
 	}
 	m.refuse(it.ref, fmt.Sprintf("the %s that converge manages was deleted, and another one with its name was created outside converge", it.kind.Name),
-		`to take that over, set lifecycle.adopt to "match"; to have converge create its own again, delete or rename that one; to leave it alone, forget the resource`, remedy.Of(remedy.Forget, it.ref.String()))
+		`to take that over, set lifecycle.adopt to "match"; to have converge create its own again, delete or rename that one; to leave it to others, remove it from the document, or declare it external`)
 	return nil
 }
 
@@ -351,12 +387,45 @@ func (m *maker) adoptByName(it *item) {
 	}
 }
 
+// contents gives up what is to be removed from within a thing that others have made anew: what has its id there is theirs, too.
+func (m *maker) contents() {
+	for again := true; again; {
+		again = false
+		for _, it := range m.items {
+			if it.desired != nil || it.record == nil || it.thing == nil || !m.within(it) {
+				continue
+			}
+			delete(m.owners, it.thing)
+			it.thing, it.succeeded, again = nil, true, true
+		}
+	}
+}
+
+// within reports whether the id of a recorded thing is one within a thing that others have made anew, such as that of a volume in a pool.
+func (m *maker) within(it *item) bool {
+	for i := range it.kind.Fields {
+		f := &it.kind.Fields[i]
+		name, _ := it.record.Spec[f.Name].(string)
+		if f.Ref == "" || name == "" || !strings.Contains(it.traits.ID, "{"+f.Name+"}") {
+			continue
+		}
+		for _, scope := range []string{it.ref.Scope, schema.ScopeSite} {
+			if of := m.byRef[schema.Ref{Scope: scope, Kind: f.Ref, Name: name}]; of != nil && of.succeeded {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // index builds the map from external ids to names with which specs are read.
 func (m *maker) index() {
 	m.names = Names{}
 	for _, it := range m.items {
 		if it.thing != nil {
 			m.names.Put(it.ref, it.thing.ID)
+		} else if it.desired != nil && !it.unknown && it.traits.ID != "" { // it will have the id that others still refer to
+			m.names.Put(it.ref, ExternalID(m.plan.Site.ID, *it.traits, it.ref, 1, it.desired.Spec))
 		}
 	}
 }

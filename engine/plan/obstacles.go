@@ -3,7 +3,11 @@ package plan
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime/debug"
 	"slices"
+	"sync"
+	"time"
 
 	"converge.dev/converge/providers"
 )
@@ -14,44 +18,132 @@ type Obstructed struct {
 	Why  string
 }
 
-// Obstructions asks the far sides which deletes among some of the steps they would refuse, once those before them are done. The error is of
-// the far sides that could not tell.
+// foreseeWithin is how long a provider may take to say what it would refuse.
+const foreseeWithin = 30 * time.Second
+
+// Obstructions asks the far sides, all at the same time, which deletes among some of the steps they would refuse. The error is of those that
+// could not tell. A change of what uses a thing is taken to end that, unless it comes after the delete.
 func (p *Plan) Obstructions(ctx context.Context, set *providers.Set, some func(i int) bool) ([]Obstructed, error) {
-	type question struct{ deletes, changes []providers.Target }
-	questions := map[*providers.Provider]*question{}
-	steps := map[*providers.Provider]map[providers.Target]*Step{}
+	steps := map[*providers.Provider][]*Step{}
+	deletes := map[*providers.Provider]bool{}
 	for i := range p.Steps {
 		s := &p.Steps[i]
-		_, far, ok := set.Find(s.Ref.Scope, s.Ref.Kind)
-		if !ok || far.Obstacles == nil || !some(i) {
-			continue
-		}
-		q := questions[far]
-		if q == nil {
-			q = &question{}
-			questions[far], steps[far] = q, map[providers.Target]*Step{}
-		}
-		switch t := (providers.Target{Kind: s.Ref.Kind, ID: s.ExternalID}); s.Action {
-		case Delete:
-			q.deletes, steps[far][t] = append(q.deletes, t), s
-		case Create, Update:
-			q.changes = append(q.changes, t)
+		if _, far, ok := set.Find(s.Ref.Scope, s.Ref.Kind); ok && far.Obstacles != nil && some(i) {
+			steps[far] = append(steps[far], s)
+			deletes[far] = deletes[far] || s.Action == Delete
 		}
 	}
+	var mu sync.Mutex
+	var asking sync.WaitGroup
 	var found []Obstructed
 	var errs []error
-	for far, q := range questions {
-		if len(q.deletes) == 0 {
+	for far := range deletes {
+		if !deletes[far] {
 			continue
 		}
-		obstacles, err := far.Obstacles(ctx, q.deletes, q.changes)
-		errs = append(errs, err)
-		for _, o := range obstacles {
-			if s := steps[far][o.Target]; s != nil {
-				found = append(found, Obstructed{s, o.Why})
+		asking.Go(func() {
+			obstructed, err := p.obstructions(ctx, far, steps[far])
+			mu.Lock()
+			defer mu.Unlock()
+			found, errs = append(found, obstructed...), append(errs, err)
+		})
+	}
+	asking.Wait()
+	slices.SortFunc(found, func(a, b Obstructed) int { return a.Step.ID - b.Step.ID })
+	return found, errors.Join(errs...)
+}
+
+// obstructions asks one provider.
+func (p *Plan) obstructions(ctx context.Context, far *providers.Provider, steps []*Step) ([]Obstructed, error) {
+	target := func(s *Step) providers.Target { return providers.Target{Kind: s.Ref.Kind, ID: s.ExternalID} }
+	byTarget := map[providers.Target]*Step{}
+	var deletes, free []providers.Target // free: what is changed before anything is deleted, or beside it
+	var late []*Step                     // what is changed after something is deleted
+	after := map[int]map[int]bool{}      // the deletes before a change
+	for _, s := range steps {
+		switch s.Action {
+		case Delete:
+			deletes, byTarget[target(s)] = append(deletes, target(s)), s
+		case Create, Update:
+			if after[s.ID] = p.deletesBefore(s); len(after[s.ID]) == 0 {
+				free = append(free, target(s))
+			} else {
+				late = append(late, s)
 			}
 		}
 	}
-	slices.SortFunc(found, func(a, b Obstructed) int { return a.Step.ID - b.Step.ID })
-	return found, errors.Join(errs...)
+	ask := func(deletes, changes []providers.Target) (found []Obstructed, err error) {
+		obstacles, err := asked(ctx, far, deletes, changes)
+		for _, o := range obstacles {
+			if s := byTarget[o.Target]; s != nil {
+				found = append(found, Obstructed{s, o.Why})
+			}
+		}
+		return found, err
+	}
+	if len(late) == 0 {
+		return ask(deletes, free)
+	}
+	// What is changed after one delete may be changed before another.
+	found, err := ask(deletes, free)
+	return slices.DeleteFunc(found, func(o Obstructed) bool {
+		var others []providers.Target
+		for _, d := range deletes {
+			if d != target(o.Step) {
+				others = append(others, d)
+			}
+		}
+		for _, s := range late {
+			if !after[s.ID][o.Step.ID] {
+				others = append(others, target(s))
+			}
+		}
+		still, err := ask([]providers.Target{target(o.Step)}, append(others, free...))
+		return err == nil && len(still) == 0
+	}), err
+}
+
+// deletesBefore returns the deletes that come before a step.
+func (p *Plan) deletesBefore(s *Step) map[int]bool {
+	found, seen := map[int]bool{}, map[int]bool{}
+	for todo := slices.Clone(s.Needs); len(todo) > 0; {
+		i := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		if seen[i] {
+			continue
+		}
+		seen[i] = true
+		if p.Steps[i].Action == Delete {
+			found[i] = true
+		}
+		todo = append(todo, p.Steps[i].Needs...)
+	}
+	return found
+}
+
+// asked asks a provider, for a while. One that panics or does not answer could not tell.
+func asked(ctx context.Context, far *providers.Provider, deletes, changes []providers.Target) ([]providers.Obstacle, error) {
+	ctx, cancel := context.WithTimeout(ctx, foreseeWithin)
+	defer cancel()
+	type answer struct {
+		obstacles []providers.Obstacle
+		err       error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		var a answer
+		defer func() {
+			if p := recover(); p != nil {
+				a = answer{err: fmt.Errorf("the provider panicked: %v\n%s", p, debug.Stack())}
+			}
+			answers <- a
+		}()
+		a.obstacles, a.err = far.Obstacles(ctx, deletes, changes)
+	}()
+	select {
+	case a := <-answers:
+		return a.obstacles, a.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }

@@ -193,8 +193,9 @@ type Drift struct {
 	Changes []diff.Change `json:"changes,omitempty"` // Before is what was left, After what is observed
 	Failed  string        `json:"failed,omitempty"`  // why the thing has failed, as the far side reports it
 
-	Unmarked bool `json:"unmarked,omitempty"` // somebody has removed our mark from it
-	Remade   bool `json:"remade,omitempty"`   // it was deleted, and somebody else has made another thing with its id; set when Rest is
+	Unmarked bool   `json:"unmarked,omitempty"` // somebody has removed our mark from it
+	Renamed  string `json:"renamed,omitempty"`  // its id now, where ids are names; set when Rest is
+	Remade   bool   `json:"remade,omitempty"`   // it was deleted, and somebody else has made another thing with its id; set when Rest is
 
 	TakenBy  providers.Mark `json:"taken_by,omitzero"`  // the mark of another site that the thing bears now; set when Rest is
 	Unstated []diff.Change  `json:"unstated,omitempty"` // the same for fields that the record does not state; set when Rest is

@@ -118,6 +118,9 @@ func driftedHow(d *plan.Drift) string {
 	if d.Failed != "" {
 		return "it has failed: " + d.Failed
 	}
+	if d.Renamed != "" {
+		return "it was renamed to " + d.Renamed + " outside converge"
+	}
 	if d.Remade {
 		return "it was deleted and created again outside converge"
 	}

@@ -17,7 +17,7 @@ func DriftText(r *drift.Report, kinds schema.Kinds, s Style, l PlanLayout) strin
 		unstated = append(unstated, plan.Drift{Ref: d.Ref, Changes: d.Changes})
 	}
 	for _, d := range r.Drifted {
-		drifted = append(drifted, plan.Drift{Ref: d.Ref, Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Unmarked: d.Unmarked, Remade: d.Remade, Changes: d.Changes})
+		drifted = append(drifted, plan.Drift{Ref: d.Ref, Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Unmarked: d.Unmarked, Remade: d.Remade, Renamed: d.Renamed, Changes: d.Changes})
 	}
 	changed := map[schema.Ref]bool{} // of which there may be more than one thing to say
 	for _, d := range drifted {

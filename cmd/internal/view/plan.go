@@ -466,6 +466,8 @@ func (t *planText) drift(head string, drift []plan.Drift) {
 			t.item(red, "!", ref, span{text: "  has failed: " + clean(d.Failed)})
 		case !d.TakenBy.IsZero():
 			t.item(red, "!", ref, span{text: clean(fmt.Sprintf("  is now marked as %s of site %s", d.TakenBy.Ref, d.TakenBy.Site))})
+		case d.Renamed != "":
+			t.item(red, "!", ref, span{text: clean("  was renamed to " + d.Renamed)})
 		case d.Remade:
 			t.item(red, "!", ref, span{text: "  was deleted and created again"})
 		case d.Unmarked:
