@@ -56,6 +56,14 @@ func (l *library) annotate(ctx context.Context, domain string, which annotation,
 	})
 }
 
+// counted returns a number of things in words.
+func counted(n int, thing string) string {
+	if n == 1 {
+		return "a " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
 // keeps asks for what makes libvirt refuse to undefine a domain; it does so only after the domain was stopped.
 func (l *library) keeps(ctx context.Context, domain string) (kept []string, err error) {
 	err = l.withDomain(ctx, domain, func(d *virt.Domain) error {
@@ -71,14 +79,14 @@ func (l *library) keeps(ctx context.Context, domain string) (kept []string, err 
 			return err
 		}
 		if snapshots > 0 {
-			kept = append(kept, fmt.Sprintf("%d snapshots", snapshots))
+			kept = append(kept, counted(snapshots, "snapshot"))
 		}
 		checkpoints, err := d.ListAllCheckpoints(0)
 		for i := range checkpoints {
 			free(&checkpoints[i])
 		}
 		if len(checkpoints) > 0 {
-			kept = append(kept, fmt.Sprintf("%d checkpoints", len(checkpoints)))
+			kept = append(kept, counted(len(checkpoints), "checkpoint"))
 		}
 		return unless(virt.ERR_NO_SUPPORT, err)
 	})

@@ -284,22 +284,8 @@ func (domains) remove(ch *change, have providers.Thing) error {
 	if err != nil {
 		return err
 	}
-	kept, err := ch.keeps(ch.ctx, have.ID)
-	if err != nil {
+	if err := ch.losesNothing(m); err != nil {
 		return err
-	}
-	if len(kept) > 0 {
-		return refuse(providers.Invalid, "domain %s has %s, which would be lost; delete that first", have.ID, strings.Join(kept, " and "))
-	}
-	_, extras, err := m.contents(m.stored)
-	if err != nil {
-		return err
-	}
-	if v := m.parsed.VCPU; v != nil && v.Current != 0 {
-		extras["domain/vcpu/@current"]++
-	}
-	if lost := places(extras); len(lost) > 0 {
-		return refuse(providers.Invalid, "settings of domain %s that are not in its spec would be lost: %s", have.ID, strings.Join(slices.Compact(lost), ", "))
 	}
 	if m.running != "" {
 		if err := ch.powerOff(m, or(m.note.StopTimeout, defaultStop)); err != nil {
@@ -319,6 +305,28 @@ func (domains) remove(ch *change, have providers.Thing) error {
 		}
 	}
 	return ch.do(func() error { return ch.undefine(ch.ctx, domainObject, m.name) })
+}
+
+// losesNothing refuses to delete a domain with which more would be lost than its spec says.
+func (ch *change) losesNothing(m *machine) error {
+	kept, err := ch.keeps(ch.ctx, m.name)
+	if err != nil {
+		return err
+	}
+	if len(kept) > 0 {
+		return refuse(providers.Invalid, "domain %s has %s, which would be lost; delete that first", m.name, strings.Join(kept, " and "))
+	}
+	_, extras, err := m.contents(m.stored)
+	if err != nil {
+		return err
+	}
+	if v := m.parsed.VCPU; v != nil && v.Current != 0 {
+		extras["domain/vcpu/@current"]++
+	}
+	if lost := places(extras); len(lost) > 0 {
+		return refuse(providers.Invalid, "settings of domain %s that are not in its spec would be lost: %s", m.name, strings.Join(slices.Compact(lost), ", "))
+	}
+	return nil
 }
 
 // onSCSI reports whether a disk or a drive is on a SCSI bus, which is that of targets such as sda.

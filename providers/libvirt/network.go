@@ -375,7 +375,7 @@ func (networks) update(ch *change, have providers.Thing, want schema.Object) err
 		}
 		t.restart = or(s.InEffect, true) && !described(r).Object().Equal(after)
 		if (t.restart || !t.active) && modeOf(r) != "bridge" {
-			if err := ch.unused(have.ID, true); err != nil {
+			if err := ch.unused(d, true); err != nil {
 				return err
 			}
 		}
@@ -402,17 +402,10 @@ func stoppable(d definition, stored string) error {
 }
 
 // unused fails when domains have interfaces in a network; running only counts those that run.
-func (ch *change) unused(network string, running bool) error {
-	by, err := usedBy(ch.ctx, &ch.host.machines, ch.machines, func(all *users) (string, error) {
-		for _, u := range all.all {
-			if slices.Contains(u.networks, network) && (u.runs || !running) {
-				return u.name, nil
-			}
-		}
-		return "", nil
-	})
+func (ch *change) unused(network definition, running bool) error {
+	by, err := usedBy(ch.ctx, &ch.host.machines, ch.machines, func(all *users) (string, error) { return all.connected(network, running) })
 	if by != "" {
-		err = refuse(providers.Invalid, "domain %s has an interface in network %s, which would lose its connection: remove that interface first", by, network)
+		err = refuse(providers.Invalid, "domain %s has an interface in network %s, which would lose its connection: remove that interface first", by, network.name)
 	}
 	return err
 }
@@ -423,7 +416,7 @@ func (networks) remove(ch *change, have providers.Thing) error {
 	if err != nil {
 		return err
 	}
-	if err := ch.unused(have.ID, false); err != nil {
+	if err := ch.unused(d, false); err != nil {
 		return err
 	}
 	extras, err := extrasOf(d.stored)

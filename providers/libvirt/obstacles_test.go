@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"strings"
 	"testing"
 
 	"converge.dev/converge/providers"
@@ -18,9 +19,15 @@ func TestObstacles(t *testing.T) {
 		}
 		mustDo(t, createVolume(t, p, id, want))
 	}
+	const lanXML = "<network><name>lan</name><bridge name='virbr7'/></network>"
+	f.put(networkObject, "lan", lanXML, lanXML)
+	f.put(networkObject, "dmz", strings.NewReplacer("lan", "dmz", "virbr7", "virbr8").Replace(lanXML), "")
 	f.guests = []definition{{name: "vm", stored: "<domain><devices><disk type='file'><source file='/srv/p/other'/><target dev='vda'/></disk>" +
-		"<interface type='network'><source network='lan'/></interface></devices></domain>"}}
+		"<interface type='network'><source network='lan'/></interface></devices></domain>"},
+		{name: "beside", stored: "<domain/>", running: "<domain><devices><interface type='bridge'><source bridge='virbr8'/></interface></devices></domain>"}}
+	f.put(domainObject, "web", strings.Replace(plain, "<vcpu placement='static'", "<vcpu placement='static' current='1'", 1), "")
 	base, top, other, pool := volume("p/base"), volume("p/top"), volume("p/other"), providers.Target{Kind: "libvirt.pool", ID: "p"}
+	dmz, web := providers.Target{Kind: "libvirt.network", ID: "dmz"}, providers.Target{Kind: "libvirt.domain", ID: "web"}
 	lan, vm := providers.Target{Kind: "libvirt.network", ID: "lan"}, providers.Target{Kind: "libvirt.domain", ID: "vm"}
 	type targets = []providers.Target
 	made := f.calls()
@@ -38,6 +45,8 @@ func TestObstacles(t *testing.T) {
 		"a pool with all of it":  {deletes: targets{pool, base, top, other}, changes: targets{vm}},
 		"a network":              {deletes: targets{lan}, want: map[providers.Target]string{lan: "domain vm has an interface in it"}},
 		"a network and its user": {deletes: targets{lan, vm}},
+		"a network's bridge":     {deletes: targets{dmz}, want: map[providers.Target]string{dmz: "domain beside has an interface in it"}},
+		"a domain":               {deletes: targets{web}, want: map[providers.Target]string{web: "settings of domain web that are not in its spec would be lost: domain/vcpu/@current"}},
 		"what is gone":           {deletes: targets{volume("p/gone"), {Kind: "libvirt.pool", ID: "gone"}}},
 	} {
 		found, err := p.Obstacles(t.Context(), c.deletes, c.changes)

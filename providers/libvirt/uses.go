@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -20,6 +21,7 @@ type user struct {
 	runs     bool
 	needs    []need
 	networks []string
+	bridges  []string // to which it is attached by their names
 }
 
 // users are those of all domains, for who shares a reading of them.
@@ -120,7 +122,7 @@ func (ch *change) machines() (*users, error) {
 			if err := domain.Unmarshal(xml); err != nil {
 				return nil, fmt.Errorf("the definition of domain %s: %w", d.name, err)
 			}
-			found.all = append(found.all, user{d.name, xml == d.running, needs(&domain), networksOf(&domain)})
+			found.all = append(found.all, user{d.name, xml == d.running, needs(&domain), networksOf(&domain), bridgesOf(&domain)})
 		}
 	}
 	return found, nil
@@ -137,6 +139,38 @@ func networksOf(d *libvirtxml.Domain) (names []string) {
 		}
 	}
 	return names
+}
+
+// bridgesOf returns the bridges to which a domain attaches interfaces by their names.
+func bridgesOf(d *libvirtxml.Domain) (names []string) {
+	if d.Devices == nil {
+		return nil
+	}
+	for _, i := range d.Devices.Interfaces {
+		if i.Source != nil && i.Source.Bridge != nil {
+			names = append(names, i.Source.Bridge.Bridge)
+		}
+	}
+	return names
+}
+
+// connected returns a domain that has an interface in a network, by its name or on a bridge that libvirt has made for it; empty when there is
+// none. Running only counts those that run.
+func (u *users) connected(network definition, running bool) (domain string, err error) {
+	n, err := parseNetwork(cmp.Or(network.running, network.stored))
+	if err != nil {
+		return "", err
+	}
+	bridge := ""
+	if n.Bridge != nil && modeOf(n) != "bridge" {
+		bridge = n.Bridge.Name
+	}
+	for _, d := range u.all {
+		if (d.runs || !running) && (slices.Contains(d.networks, network.name) || bridge != "" && d.runs && slices.Contains(d.bridges, bridge)) {
+			return d.name, nil
+		}
+	}
+	return "", nil
 }
 
 // basedOn returns the id of a volume that is based on an image; empty when there is none.
@@ -181,7 +215,7 @@ func (ch *change) usesBy(domains *users, i image) (found []use, err error) {
 			case is:
 				found = append(found, use{d.name, n.as, n.device, d.runs})
 			case ch.isBelow(n.source, domains, i, file):
-				found = append(found, use{d.name, "what is below " + n.as, "", d.runs})
+				found = append(found, use{d.name, "in the backing chain of " + n.as, "", d.runs})
 			}
 		}
 	}
@@ -218,7 +252,7 @@ func needs(d *libvirtxml.Domain) []need {
 				}
 			}
 			found = append(found, need{"disk " + device, device, disk.Source})
-			below("what is below disk "+device, disk.BackingStore)
+			below("in the backing chain of disk "+device, disk.BackingStore)
 			if m := disk.Mirror; m != nil {
 				as := "the copy of disk " + device
 				found = append(found, need{as, "", m.Source})

@@ -137,6 +137,6 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 		kinds = append(kinds, s)
 	}
 	p := providers.New("ovs", o.Node, d.close, kinds...)
-	p.Fence, p.Permit, p.Identity, p.Health = d.fence, d.permit, d.identity, d.healthy
+	p.Fence, p.Permit, p.Identity, p.Health, p.Obstacles = d.fence, d.permit, d.identity, d.healthy, d.obstacles
 	return p, nil
 }
