@@ -49,7 +49,7 @@ func (e *Engine) obstruct(ctx context.Context, p *plan.Plan) {
 		e.o.Logger.Warn("not known whether some deletes would be refused", "error", err)
 	}
 	for _, o := range found {
-		p.Refusals = append(p.Refusals, plan.Refuse(o.Step.Ref, "it cannot be deleted: "+o.Why, "take it out of use first, keep it declared, or leave it out with -exclude"))
+		p.Refusals = append(p.Refusals, plan.Refuse(o.Step.Ref, "it cannot be deleted: "+o.Why, "take it out of use first, keep it declared, or leave it out of the plan"))
 	}
 }
 
