@@ -174,6 +174,9 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, needs []provider
 		}
 		return k.Kind
 	})
+	for _, p := range set.All() {
+		p.Obstacles = vault.Foresee(p.Obstacles)
+	}
 	if e.set == nil {
 		e.set, e.open = set, map[providers.Need]bool{}
 	} else if err := e.set.Join(set); err != nil {

@@ -134,7 +134,7 @@ func asked(ctx context.Context, far *providers.Provider, deletes, changes []prov
 		var a answer
 		defer func() {
 			if p := recover(); p != nil {
-				a = answer{err: fmt.Errorf("the provider panicked: %v\n%s", p, debug.Stack())}
+				a = answer{err: fmt.Errorf("the provider panicked\n%s", debug.Stack())}
 			}
 			answers <- a
 		}()

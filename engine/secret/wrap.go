@@ -19,6 +19,20 @@ func (v *Vault) Wrap(k *schema.Kind, kind providers.Kind) providers.Kind {
 	return wrapped{v, k, kind}
 }
 
+// Foresee returns a provider's Obstacles whose words reveal nothing of secrets; nil for nil.
+func (v *Vault) Foresee(obstacles func(ctx context.Context, deletes, changes []providers.Target) ([]providers.Obstacle, error)) func(ctx context.Context, deletes, changes []providers.Target) ([]providers.Obstacle, error) {
+	if obstacles == nil {
+		return nil
+	}
+	return func(ctx context.Context, deletes, changes []providers.Target) ([]providers.Obstacle, error) {
+		found, err := obstacles(ctx, deletes, changes)
+		for i := range found {
+			found[i].Why = v.ScrubText(found[i].Why)
+		}
+		return found, v.Scrub(err)
+	}
+}
+
 type wrapped struct {
 	vault *Vault
 	of    *schema.Kind

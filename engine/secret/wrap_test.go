@@ -273,6 +273,26 @@ func TestWrapRefuses(t *testing.T) {
 	}
 }
 
+// TestForesee: why something cannot be deleted is told without secrets.
+func TestForesee(t *testing.T) {
+	env, k := environment(), account()
+	v := vault(t, env)
+	if _, err := v.Seal(k, everywhere()); err != nil {
+		t.Fatal(err)
+	}
+	of := providers.Target{Kind: k.Name, ID: "1"}
+	found, err := v.Foresee(func(context.Context, []providers.Target, []providers.Target) ([]providers.Obstacle, error) {
+		return []providers.Obstacle{{Target: of, Why: "used by " + fmt.Sprint(values(env))}}, errors.New(fmt.Sprint(values(env)))
+	})(context.Background(), []providers.Target{of}, nil)
+	if len(found) != 1 || found[0].Target != of || !strings.HasPrefix(found[0].Why, "used by ") || err == nil {
+		t.Fatalf("%v, %v", found, err)
+	}
+	none(t, found[0].Why+err.Error(), env)
+	if v.Foresee(nil) != nil {
+		t.Error("a provider that tells nothing is said to tell something")
+	}
+}
+
 // TestRecall: what is only recorded is known after Recall; what is no longer readable silences the kind's observations.
 func TestRecall(t *testing.T) {
 	env, k := environment(), account()
