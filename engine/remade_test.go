@@ -398,3 +398,33 @@ func TestSuccessorOfWhatWasDeleted(t *testing.T) {
 		}
 	}
 }
+
+// A revert says what it could only create again.
+func TestRecreated(t *testing.T) {
+	for _, undo := range []providers.Revert{providers.Restart, providers.Exact} {
+		s := enginetest.New()
+		traits := fake.NodeTraits()
+		traits.UndoDelete = undo
+		s.World.Traits = map[string]providers.Traits{theBridge.Kind: traits}
+		s.Converge(t, beside(t, s, map[string]string{theBridge.String(): `{"mode":"secure"}`}))
+		if err := s.World.Fail(fake.Fault{Op: "create", Ref: "near.port", Class: providers.Invalid}); err != nil {
+			t.Fatal(err)
+		}
+		p := s.Plan(t, beside(t, s, map[string]string{"n1/near.port/p": `{"bridge":"keep"}`}), plan.Options{})
+		e := s.Engine(func(o *engine.Options) { o.Parallelism = 1 }) // the delete, and then what fails
+		res, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()})
+		e.Close()
+		if err != nil || res.Run.Status != state.RunReverted {
+			t.Fatalf("%+v %v\n%s", res.Run, err, enginetest.Text(p))
+		}
+		var recreated []schema.Ref
+		for _, ev := range s.Events() {
+			if v, ok := ev.(event.Verified); ok && v.Undo {
+				recreated = v.Recreated
+			}
+		}
+		if (len(recreated) == 1 && recreated[0] == theBridge) != (undo == providers.Restart) {
+			t.Errorf("%s: %v", undo, recreated)
+		}
+	}
+}

@@ -73,7 +73,7 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 	if failed != nil {
 		ds = r.notUndone(ds)
 	}
-	r.Emit(event.Verified{Undo: true, Things: things, Differences: ds, Remains: r.Run.Remains})
+	r.Emit(event.Verified{Undo: true, Things: things, Differences: ds, Remains: r.Run.Remains, Recreated: r.recreated()})
 	switch {
 	case len(ds) > 0:
 		return r.end(state.RunPartial, ds, cause)
@@ -81,6 +81,16 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 		return r.end(state.RunRolledBack, nil, cause)
 	}
 	return r.end(state.RunReverted, nil, cause)
+}
+
+// recreated returns what has all that it had before the run, except its running state.
+func (r *run) recreated() (refs []schema.Ref) {
+	for i := r.sum.Keep; i < len(r.Plan.Steps); i++ {
+		if s := &r.Plan.Steps[i]; s.Action == plan.Delete && s.Undo == providers.Restart && r.sum.Forward[i].Effect() && r.sum.Undo[i].Attempts > 0 {
+			refs = append(refs, s.Ref)
+		}
+	}
+	return schema.SortRefs(refs)
 }
 
 // settleLate waits, before anything is undone, until calls of unknown outcome have had their effect, if any:

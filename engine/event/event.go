@@ -118,6 +118,7 @@ type Verified struct {
 	Things      int
 	Differences []Difference
 	Remains     []schema.Ref // what the run created and cannot delete: it is forgotten
+	Recreated   []schema.Ref // what the run deleted and its undo created again, without its running state
 }
 
 // RunEnded reports the end of a run.

@@ -401,6 +401,11 @@ func (h *Human) report(e event.RunEnded) {
 		if n := e.Run.Kept; n > 0 {
 			fmt.Fprintf(&b, "Changes up to step %d are kept, and were not observed again.\n", n)
 		}
+		if h.verified != nil {
+			for _, r := range h.verified.Recreated {
+				fmt.Fprintf(&b, "  %s was deleted and created again: its running state is lost.\n", clean(r.String()))
+			}
+		}
 		for _, r := range e.Run.Remains {
 			fmt.Fprintf(&b, "  %s stays: it can never be deleted. It is no longer managed.\n", clean(r.String()))
 		}

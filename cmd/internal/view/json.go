@@ -263,7 +263,7 @@ func (j *JSON) Event(e event.Event) {
 		if e.Things == 0 && len(e.Differences) == 0 {
 			return
 		}
-		j.line("info", "checkpoint", "Verified "+count(e.Things, "object")+": "+differences(e), fields{"checkpoint": fields{"name": "verified", "undo": e.Undo, "things": e.Things, "differences": list(e.Differences), "remains": list(e.Remains)}})
+		j.line("info", "checkpoint", "Verified "+count(e.Things, "object")+": "+differences(e), fields{"checkpoint": fields{"name": "verified", "undo": e.Undo, "things": e.Things, "differences": list(e.Differences), "remains": list(e.Remains), "recreated": list(e.Recreated)}})
 	case event.RunEnded:
 		j.summary(e)
 	}

@@ -416,7 +416,7 @@ func story(end state.RunStatus) []event.Event {
 		return append(es,
 			event.StepProgress{Step: web, Undo: true, Phase: event.Acting, Elapsed: 10 * time.Second},
 			event.StepDone{Step: web, Undo: true, Took: time.Second},
-			event.Verified{Undo: true, Things: 2},
+			event.Verified{Undo: true, Things: 2, Recreated: []schema.Ref{db.Ref}},
 			event.RunEnded{Run: run, Took: time.Minute})
 	}
 	ds := []event.Difference{{Ref: web.Ref, Detail: "it was created and still exists"}}
