@@ -47,6 +47,7 @@ type Field struct {
 	Set        bool    `json:"set,omitempty"`        // @set(): a list whose order does not matter
 	Key        string  `json:"key,omitempty"`        // @key(NAME): a list of structs identified by that field; order does not matter
 	Kept       bool    `json:"kept,omitempty"`       // @kept(): stays as it is when it leaves the document
+	Grows      bool    `json:"grows,omitempty"`      // @grows(): a number of a thing that can only become larger
 	Disruption string  `json:"disruption,omitempty"` // @disruption(CLASS): what a change interrupts, NeedsRestart or Live
 	Planning   bool    `json:"planning,omitempty"`   // @planning(): read by the planner only, never compared
 	Choose     *Choice `json:"choose,omitempty"`     // @choose(KIND, …): the planner fills it in when the document does not

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -178,6 +179,21 @@ func (m *maker) decide() {
 			it.replace = AskedReplace
 		}
 		m.compare(it)
+		m.refuseShrinking(it)
+	}
+}
+
+// refuseShrinking refuses to lower what can only grow, of a thing that is not made anew.
+func (m *maker) refuseShrinking(it *item) {
+	for _, c := range it.changes {
+		f := it.kind.Field(c.Path)
+		was, isInt := c.Before.(int64)
+		will, set := c.After.(int64)
+		if f == nil || !f.Grows || !isInt || !set || will >= was || it.replace != "" {
+			continue
+		}
+		it.refused = true
+		m.refuse(it.ref, fmt.Sprintf("%s can only grow: it is %d, and the document says %d", c.Path, was, will), fmt.Sprintf("set it to at least %d", was))
 	}
 }
 

@@ -4,7 +4,7 @@
 
 package kinds
 
-var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "56ef8430f9726d233c15820ba3726746351c9c792c08cf5be6e9af34eb688dc2"}, doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "5930b7115a9ec48d3c7666179288d8ef430ba48f0f2ea5307cd2a017b1255333"}, doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "Version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "Limits on what a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "management", doc: "Traffic used to manage the site, keyed by a descriptive name. Every security group in use must permit it; otherwise the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{

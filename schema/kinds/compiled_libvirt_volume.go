@@ -7,7 +7,7 @@ package kinds
 import "converge.dev/converge/schema"
 
 func init() {
-	compiledFiles.add(&kindLibvirtVolume, "libvirt/volume.cue", "85598617e5962a2c41e7fc10411c405d365aadeaaad884a0abdd5927a3010fd4")
+	compiledFiles.add(&kindLibvirtVolume, "libvirt/volume.cue", "71748c5d1631ec745d0fd92cbba0fad1aa1cc3e59eedd3410b04788d22bf66e1")
 }
 
 var checkLibvirtImagePath = check{name: "#LibvirtImagePath", doc: `A relative path without empty, "." and ".." components and without control characters.`, types: isString, tests: []test{&pattern{text: `^(\.?[^./\x00-\x1f\x7f-\x9f][^/\x00-\x1f\x7f-\x9f]*|\.\.[^/\x00-\x1f\x7f-\x9f]+)(/(\.?[^./\x00-\x1f\x7f-\x9f][^/\x00-\x1f\x7f-\x9f]*|\.\.[^/\x00-\x1f\x7f-\x9f]+))*$`}}}
@@ -16,7 +16,7 @@ var checkLibvirtSHA256 = check{name: "#LibvirtSHA256", doc: "A SHA-256: 64 hexad
 
 var kindLibvirtVolume = kind{Kind: schema.Kind{Name: "libvirt.volume", Node: true, Doc: "A volume of a storage pool: an image file in the directory of the pool, with the name of the volume. It is created sparse, with all zeros, with the contents of its backing volume, as a copy of another volume, or with the contents of an image that is uploaded. A volume is not deleted while a domain uses it, or another volume has it as its backing volume. libvirt does not tell a volume from another one that somebody creates under its name after deleting it.", Fields: []schema.Field{
 	{Name: "backing", Type: "string", Doc: "Name of the volume that holds what was never written to this one, which must be a qcow2 volume. It may be in another pool. It must not be written to while it is a backing volume.", Constraint: "#LibvirtName", Ref: "libvirt.volume", Immutable: true},
-	{Name: "capacity", Type: "int", Doc: "Size that a guest sees, in bytes; of a qcow2 volume, a multiple of 1024. It can only grow. A domain that is running with the volume sees the new size at once.", Constraint: "int & >=512", Required: true},
+	{Name: "capacity", Type: "int", Doc: "Size that a guest sees, in bytes; of a qcow2 volume, a multiple of 1024. It can only grow. A domain that is running with the volume sees the new size at once.", Constraint: "int & >=512", Required: true, Grows: true},
 	{Name: "clone", Type: "string", Doc: "Name of the volume that this one is created as a full copy of, after which neither depends on the other. It may be in another pool, have the other format, and be smaller. It has no backing volume, and no running domain may have it as a disk while it is copied. libvirt does not report what a volume was copied from: converge compares this with what it has recorded. Stating it for a volume that exists without, such as one that is adopted, changes nothing.", Constraint: "#LibvirtName", Ref: "libvirt.volume", Immutable: true, Kept: true},
 	{Name: "complete", Type: "bool", Doc: "Whether the volume has all of its contents. It is observed as false while they are copied or uploaded, and after that was cut off; the volume is then created anew, in place.", Constraint: "true", Default: true},
 	{Name: "format", Type: "string", Doc: "Format of the image file.", Constraint: `*"qcow2" | "raw"`, Default: "qcow2", Immutable: true},

@@ -186,6 +186,9 @@ func traits(f *schema.Field, m *member) (all []string) {
 	if f.Immutable {
 		all = append(all, "a change replaces the resource")
 	}
+	if f.Grows {
+		all = append(all, "can only grow")
+	}
 	if f.Kept {
 		all = append(all, "keeps its value when removed from the document")
 	}

@@ -163,7 +163,7 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 		return choose(f, args)
 	case "ref", "key", "disruption":
 		want = 1
-	case "immutable", "computed", "secret", "set", "kept", "planning":
+	case "immutable", "computed", "secret", "set", "kept", "grows", "planning":
 	default:
 		return fmt.Errorf("unknown attribute%s", didYouMean(a.Name(), attributes))
 	}
@@ -181,6 +181,11 @@ func annotate(f *schema.Field, a cue.Attribute) error {
 		f.Planning = true
 	case "kept":
 		f.Kept = true
+	case "grows":
+		if f.Type != schema.Int {
+			return errors.New("want an integer")
+		}
+		f.Grows = true
 	case "disruption":
 		f.Disruption = args[0]
 	case "set":
@@ -236,4 +241,4 @@ func choose(f *schema.Field, args []string) error {
 	return nil
 }
 
-var attributes = []string{"ref", "immutable", "computed", "secret", "set", "key", "kept", "disruption", "planning", "choose"}
+var attributes = []string{"ref", "immutable", "computed", "secret", "set", "key", "kept", "grows", "disruption", "planning", "choose"}

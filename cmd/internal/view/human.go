@@ -403,7 +403,7 @@ func (h *Human) report(e event.RunEnded) {
 		}
 		if h.verified != nil {
 			for _, r := range h.verified.Recreated {
-				fmt.Fprintf(&b, "  %s was deleted and created again: its running state is lost.\n", clean(r.String()))
+				fmt.Fprintf(&b, "  %s was deleted and created again: anything that was running in it is lost.\n", clean(r.String()))
 			}
 		}
 		for _, r := range e.Run.Remains {
