@@ -428,3 +428,114 @@ func TestRecreated(t *testing.T) {
 		}
 	}
 }
+
+// What is within a bridge that others have made anew is theirs also when that bridge is adopted, or left to others: it is neither changed nor
+// deleted unless it is taken over as well.
+func TestWithinWhatWasAdopted(t *testing.T) {
+	const bridge, port = "n1/near.bridge/br0", "n1/near.port/p0"
+	for name, c := range map[string]struct {
+		after   map[string]string
+		refused bool
+		taken   bool // the plan changes the port
+	}{
+		"removed":      {after: map[string]string{bridge: `{"mode":"secure","lifecycle":{"adopt":"match"}}`}},
+		"changed":      {after: map[string]string{bridge: `{"mode":"secure","lifecycle":{"adopt":"match"}}`, port: `{"bridge":"br0","tag":2}`}, refused: true},
+		"of others":    {after: map[string]string{bridge: `{"external":true}`, port: `{"bridge":"br0","tag":2}`}, refused: true},
+		"taken over":   {after: map[string]string{bridge: `{"mode":"secure","lifecycle":{"adopt":"match"}}`, port: `{"bridge":"br0","tag":2,"lifecycle":{"adopt":"match"}}`}, taken: true},
+		"both removed": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := enginetest.New()
+			ports := fake.NodeTraits()
+			ports.ID, ports.Mark, ports.Vanishes = "{bridge}/{name}", false, true // so it has no uid
+			s.World.Traits = map[string]providers.Traits{"near.port": ports}
+			s.Converge(t, beside(t, s, map[string]string{bridge: `{"mode":"secure"}`, port: `{"bridge":"br0","tag":1}`}))
+			th := thingOf(t, s, "n1", "near.port", "br0/p0")
+			if err := s.World.Remove("n1", "near.port", th.ID); err != nil {
+				t.Fatal(err)
+			}
+			remake(t, s)
+			if err := s.World.Put("n1", "near.port", th); err != nil {
+				t.Fatal(err)
+			}
+			p := s.Plan(t, beside(t, s, c.after), plan.Options{})
+			if (len(p.Refusals) > 0) != c.refused {
+				t.Error(enginetest.Text(p))
+			}
+			for _, step := range p.Steps {
+				if step.Ref.Kind == "near.port" && (step.Action == plan.Delete || (step.Action == plan.Update) != c.taken) && step.Action != plan.Forget {
+					t.Errorf("theirs is to be changed:\n%s", enginetest.Text(p))
+				}
+			}
+		})
+	}
+}
+
+// What others made in place of what a run created is not deleted when the run is undone.
+func TestUndoneCreateOfWhatWasRemade(t *testing.T) {
+	for _, marks := range []bool{true, false} {
+		s := enginetest.New()
+		traits := fake.NodeTraits()
+		traits.Mark = marks
+		s.World.Traits = map[string]providers.Traits{theBridge.Kind: traits}
+		s.Converge(t, beside(t, s, nil))
+		p := s.Plan(t, beside(t, s, map[string]string{theBridge.String(): `{"mode":"secure"}`, "n1/near.port/p0": `{"bridge":"br0"}`}), plan.Options{})
+		if err := s.World.Fail(fake.Fault{Op: "create", Ref: "near.port", Class: providers.Invalid}); err != nil {
+			t.Fatal(err)
+		}
+		var theirs providers.Thing
+		e := s.Engine(func(o *engine.Options) {
+			o.Emit = func(ev event.Event) {
+				if d, ok := ev.(event.StepDone); ok && !d.Undo && d.Step.Ref == theBridge {
+					theirs = remake(t, s)
+				}
+			}
+		})
+		res, err := e.Apply(t.Context(), p, engine.ApplyOptions{Approve: p.Approval()})
+		e.Close()
+		if err != nil || res.Run.Status == state.RunApplied {
+			t.Fatalf("%+v %v", res.Run, err)
+		}
+		if is := thingOf(t, s, theBridge.Scope, theBridge.Kind, theBridge.Name); is.UID != theirs.UID {
+			t.Errorf("marked %t: theirs was deleted: %+v", marks, is)
+		}
+	}
+}
+
+// A run that only took over the record is undone to the uid that the bridge has now.
+func TestAdoptIsUndoneFurther(t *testing.T) {
+	for _, marks := range []bool{true, false} {
+		s, d := bridged(t, marks)
+		s.Converge(t, beside(t, s, map[string]string{theBridge.String(): `{"mode":"secure","lifecycle":{"ignore":["size"]}}`}))
+		s.Converge(t, beside(t, s, nil))
+		for range 2 {
+			e := s.Engine(nil)
+			if res, err := e.Rollback(t.Context(), "", engine.ApplyOptions{}); err != nil || res.Run.Status != state.RunReverted {
+				t.Fatalf("marked %t: %+v %v %v", marks, res.Run, res.Differences, err)
+			}
+			e.Close()
+			s.Release(t)
+		}
+		if p := s.Plan(t, d, plan.Options{}); !p.Empty() || len(p.Refusals)+len(p.Drift) > 0 {
+			t.Errorf("marked %t:\n%s", marks, enginetest.Text(p))
+		}
+	}
+}
+
+// What refers to a thing that others have deleted does not make a plan outdated, whichever id it gets.
+func TestMissingGetsAnotherID(t *testing.T) {
+	s := enginetest.New()
+	d := s.Document(t, map[string]string{"site/far.net/n": `{"cidr":"10.0.0.0/24"}`, "site/far.net/m": `{"cidr":"10.1.0.0/24"}`, "site/far.host/h": `{"guard":"g"}`, "site/far.guard/g": `{"size":1}`})
+	s.Converge(t, d)
+	r, err := s.Store.Record(t.Context(), schema.Ref{Scope: "site", Kind: "far.guard", Name: "g"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.World.Remove("site", "far.guard", r.ID); err != nil {
+		t.Fatal(err)
+	}
+	s.Converge(t, d)
+	if p := s.Plan(t, d, plan.Options{}); !p.Empty() {
+		t.Error(enginetest.Text(p))
+	}
+}

@@ -115,8 +115,15 @@ func (e *Engine) changedSince(s *plan.Step, have *providers.Thing, names plan.Na
 // externalNames returns the names that a plan has for the things that its specs refer to.
 func externalNames(p *plan.Plan, recorded []state.Record) plan.Names {
 	names := plan.Names{}
+	missing := map[schema.Ref]string{} // what was gone when the plan was made: the id that it gets
+	for i := range p.Steps {
+		if s := &p.Steps[i]; s.Action == plan.Create && !s.Replace {
+			missing[s.Ref] = s.ExternalID
+		}
+	}
 	for i := range recorded {
-		if !recorded[i].Gone {
+		id, gone := missing[recorded[i].Ref]
+		if !recorded[i].Gone && (!gone || id == recorded[i].ID) {
 			names.Put(recorded[i].Ref, recorded[i].ID)
 		}
 	}

@@ -125,6 +125,8 @@ func (k *known) conclude(have *providers.Thing) verdict {
 			return verdict{do: awaits}
 		case k.undo && k.traits.ID == "" && k.stranger(have):
 			return verdict{do: leaves, why: k.conflict(k.taking(have)), left: have}
+		case k.undo && k.madeSince(have):
+			return verdict{do: finishes} // ours is gone, and what took its place stays
 		case k.undo && !k.ours(have) && k.lost:
 			return verdict{do: leaves, why: errCollision}
 		case k.undo && !k.ours(have) && !(k.finished && (k.traits.UsedOnce() || have.Spec.Digest() == k.seen)):
@@ -319,9 +321,28 @@ func (k *known) uid() string {
 	return k.step.UID
 }
 
+// madeSince reports whether a thing is certainly not the one that an undone create made and recorded.
+func (k *known) madeSince(have *providers.Thing) bool {
+	uid := k.recordedUID()
+	return uid != "" && have.UID != "" && have.UID != uid && !k.marked(have)
+}
+
+// recordedUID returns the uid of the thing that an undone create made, as the run recorded it; empty: it is unknown.
+func (k *known) recordedUID() string {
+	if r := k.recorded; k.undo && k.step.Action == plan.Create && r != nil && r.Run == k.run && !r.Gone {
+		return r.UID
+	}
+	return ""
+}
+
 // owned returns the uid of a thing when that, and not its mark, shows that it is ours; empty otherwise.
 func (k *known) owned(have *providers.Thing) string {
-	if k.marked(have) || k.step.Prior == nil || k.step.Prior.UID != k.step.UID {
+	switch {
+	case k.marked(have):
+		return ""
+	case k.step.Action == plan.Create:
+		return k.recordedUID()
+	case k.step.Prior == nil || k.step.Prior.UID != k.step.UID:
 		return ""
 	}
 	return k.uid()

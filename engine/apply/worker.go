@@ -141,6 +141,11 @@ func (r *run) turn(w *worker, did journal.Standing) {
 		w.seen = did.Outcome.Seen
 	}
 	switch s.Action {
+	case plan.Adopt:
+		if w.kept != "" && w.record != nil && w.record.UID == s.UID { // a later run deleted it, and its undo made it again
+			again := *w.record
+			again.UID, w.record = w.kept, &again
+		}
 	case plan.Create:
 		w.action, w.before, w.want = plan.Delete, nil, nil
 		if s.Leaves {

@@ -42,7 +42,8 @@ func (m *maker) match() error {
 			if t.Mark.Site != m.plan.Site.ID || t.Mark.IsZero() || t.Phase == providers.Deleting {
 				continue
 			}
-			if had := marked[t.Mark.Ref]; had == nil || had.Mark.Incarnation < t.Mark.Incarnation {
+			had := marked[t.Mark.Ref]
+			if had == nil || had.Mark.Incarnation < t.Mark.Incarnation || had.Mark.Incarnation == t.Mark.Incarnation && m.recordedAs(t) {
 				marked[t.Mark.Ref] = t
 			}
 		}
@@ -99,6 +100,12 @@ func (m *maker) match() error {
 	m.unmanaged()
 	m.await()
 	return nil
+}
+
+// recordedAs reports whether a marked thing is certainly the recorded one, and no copy of that.
+func (m *maker) recordedAs(t *providers.Thing) bool {
+	r := m.prior(t.Mark.Ref)
+	return r != nil && r.UID != "" && r.UID == t.UID
 }
 
 // collect makes one item for each resource that is desired or recorded, in the order of refs.
@@ -387,22 +394,34 @@ func (m *maker) adoptByName(it *item) {
 	}
 }
 
-// contents gives up what is to be removed from within a thing that others have made anew: what has its id there is theirs, too.
+// contents gives up what is within a thing that others have made anew: what has its id there may be theirs, too. It is ours by its mark or its
+// uid, or where the document takes it over.
 func (m *maker) contents() {
 	for again := true; again; {
 		again = false
 		for _, it := range m.items {
-			if it.desired != nil || it.record == nil || it.thing == nil || !m.within(it) {
+			if it.record == nil || it.thing == nil || m.ours(it.thing) || it.record.UID != "" && it.record.UID == it.thing.UID {
+				continue
+			}
+			within := m.within(it)
+			if within.IsZero() || it.desired != nil && (m.adopts(it) || it.desired.Lifecycle.ID == it.thing.ID) {
 				continue
 			}
 			delete(m.owners, it.thing)
-			it.thing, it.succeeded, again = nil, true, true
+			it.thing, again = nil, true
+			if it.desired == nil {
+				it.succeeded = true
+				continue
+			}
+			it.refused, it.taken = true, true
+			m.refuse(it.ref, fmt.Sprintf("it may not be the %s that converge manages: %s, in which it is, was created outside converge in place of the one that converge managed", it.kind.Name, within),
+				`to take it over as well, set its lifecycle.adopt to "match"; to leave it to others, remove it from the document`)
 		}
 	}
 }
 
-// within reports whether the id of a recorded thing is one within a thing that others have made anew, such as that of a volume in a pool.
-func (m *maker) within(it *item) bool {
+// within returns the thing that others have made anew and that contains a recorded one, such as the pool of a volume; zero when there is none.
+func (m *maker) within(it *item) schema.Ref {
 	for i := range it.kind.Fields {
 		f := &it.kind.Fields[i]
 		name, _ := it.record.Spec[f.Name].(string)
@@ -410,12 +429,13 @@ func (m *maker) within(it *item) bool {
 			continue
 		}
 		for _, scope := range []string{it.ref.Scope, schema.ScopeSite} {
-			if of := m.byRef[schema.Ref{Scope: scope, Kind: f.Ref, Name: name}]; of != nil && of.succeeded {
-				return true
+			of := m.byRef[schema.Ref{Scope: scope, Kind: f.Ref, Name: name}]
+			if of != nil && (of.succeeded || of.taken || of.thing != nil && of.remade(of.thing) && !m.ours(of.thing)) {
+				return of.ref
 			}
 		}
 	}
-	return false
+	return schema.Ref{}
 }
 
 // index builds the map from external ids to names with which specs are read.
@@ -424,8 +444,15 @@ func (m *maker) index() {
 	for _, it := range m.items {
 		if it.thing != nil {
 			m.names.Put(it.ref, it.thing.ID)
-		} else if it.desired != nil && !it.unknown && it.traits.ID != "" { // it will have the id that others still refer to
-			m.names.Put(it.ref, ExternalID(m.plan.Site.ID, *it.traits, it.ref, 1, it.desired.Spec))
+		}
+	}
+	for _, it := range m.items { // what is missing will have the id that others still refer to
+		if it.thing != nil || it.desired == nil || it.unknown || it.refused || it.traits.ID == "" {
+			continue
+		}
+		id := ExternalID(m.plan.Site.ID, *it.traits, it.ref, 1, it.desired.Spec)
+		if _, taken := m.names.Find(it.ref.Scope, it.ref.Kind, id); !taken {
+			m.names.Put(it.ref, id)
 		}
 	}
 }

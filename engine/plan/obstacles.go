@@ -42,6 +42,8 @@ func (p *Plan) Obstructions(ctx context.Context, set *providers.Set, some func(i
 			continue
 		}
 		asking.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, foreseeWithin)
+			defer cancel()
 			obstructed, err := p.obstructions(ctx, far, steps[far])
 			mu.Lock()
 			defer mu.Unlock()
@@ -81,26 +83,38 @@ func (p *Plan) obstructions(ctx context.Context, far *providers.Provider, steps 
 		}
 		return found, err
 	}
-	if len(late) == 0 {
-		return ask(deletes, free)
-	}
-	// What is changed after one delete may be changed before another.
 	found, err := ask(deletes, free)
-	return slices.DeleteFunc(found, func(o Obstructed) bool {
-		var others []providers.Target
-		for _, d := range deletes {
-			if d != target(o.Step) {
-				others = append(others, d)
-			}
-		}
+	if len(late) == 0 || len(found) == 0 {
+		return found, err
+	}
+	// What is changed after one delete may be changed before another: those with the same changes before them are asked for together.
+	groups := map[string][]Obstructed{}
+	before := map[string][]providers.Target{}
+	for _, o := range found {
+		var changed []providers.Target
 		for _, s := range late {
 			if !after[s.ID][o.Step.ID] {
-				others = append(others, target(s))
+				changed = append(changed, target(s))
 			}
 		}
-		still, err := ask([]providers.Target{target(o.Step)}, append(others, free...))
-		return err == nil && len(still) == 0
-	}), err
+		key := fmt.Sprint(changed)
+		groups[key], before[key] = append(groups[key], o), changed
+	}
+	found = nil
+	for key, obstructed := range groups {
+		if len(before[key]) == 0 {
+			found = append(found, obstructed...)
+			continue
+		}
+		var these []providers.Target
+		for _, o := range obstructed {
+			these = append(these, target(o.Step))
+		}
+		others := slices.DeleteFunc(slices.Clone(deletes), func(t providers.Target) bool { return slices.Contains(these, t) })
+		still, asked := ask(these, slices.Concat(others, free, before[key]))
+		found, err = append(found, still...), errors.Join(err, asked)
+	}
+	return found, err
 }
 
 // deletesBefore returns the deletes that come before a step.
@@ -121,10 +135,8 @@ func (p *Plan) deletesBefore(s *Step) map[int]bool {
 	return found
 }
 
-// asked asks a provider, for a while. One that panics or does not answer could not tell.
+// asked asks a provider. One that panics or does not answer in time could not tell.
 func asked(ctx context.Context, far *providers.Provider, deletes, changes []providers.Target) ([]providers.Obstacle, error) {
-	ctx, cancel := context.WithTimeout(ctx, foreseeWithin)
-	defer cancel()
 	type answer struct {
 		obstacles []providers.Obstacle
 		err       error

@@ -212,7 +212,7 @@ func (p *Planner) some(s *worklist) (*maker, error) {
 func (p *Planner) spread(m *maker, s *worklist) bool {
 	before := len(s.refs) + len(s.things)
 	for _, it := range m.items {
-		if h, ok := m.at[it.ref]; it.replace != "" || it.desired == nil || ok && h.remove >= 0 || p.another(it) {
+		if h, ok := m.at[it.ref]; it.replace != "" || it.desired == nil || ok && h.remove >= 0 || p.another(it) || it.thing != nil && it.remade(it.thing) {
 			s.dependents(it.ref)
 			if it.thing != nil {
 				s.referrers(thingKey{it.ref.Place(), it.thing.ID})

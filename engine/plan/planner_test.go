@@ -84,6 +84,23 @@ func newModel(t *rapid.T) *model {
 			return traits[schema.Ref{Kind: kind}.Provider()], true
 		},
 	}
+	bridges, ports := fake.NodeTraits(), fake.NodeTraits()
+	if rapid.Bool().Draw(t, "templated") {
+		bridges.ID, ports.ID, ports.Mark = "sw/{name}", "{bridge}/{name}", rapid.Bool().Draw(t, "pm")
+	}
+	if rapid.Bool().Draw(t, "bm") {
+		bridges.Mark = false
+	}
+	old := m.in.Traits
+	m.in.Traits = func(s, kind string) (providers.Traits, bool) {
+		switch kind {
+		case "near.bridge":
+			return bridges, true
+		case "near.port":
+			return ports, true
+		}
+		return old(s, kind)
+	}
 	for _, ref := range modelRefs() {
 		at := ref.Place()
 		if _, known := m.in.Observed.Things[at]; !known && rapid.IntRange(0, 19).Draw(t, "seen") == 19 {
@@ -347,7 +364,17 @@ func (m *model) meddle() {
 		return
 	}
 	t := list[m.draw("thing", len(list))]
-	switch m.draw("meddle", 11) {
+	switch m.draw("meddle", 13) {
+	case 11, 12:
+		if traits, _ := m.in.Traits(at.Scope, at.Kind); traits.ID != "" {
+			was := t.ID
+			t.ID = "renamed-" + []string{"a", "br", "p"}[m.draw("to", 3)]
+			if m.draw("copy", 3) > 0 {
+				m.setThing(at, was, nil)
+			} else {
+				t.UID = "uid c"
+			}
+		}
 	case 0, 1:
 		m.setThing(at, t.ID, nil)
 		return
@@ -422,7 +449,8 @@ func told(t *rapid.T, p *plan.Plan) string {
 		Document  plan.Verbatim
 		Drift     []plan.Drift
 		Unmanaged []plan.Unmanaged
-	}{p, p.Document, p.Drift, p.Unmanaged}, "", " ")
+		Remarks   []plan.Remark
+	}{p, p.Document, p.Drift, p.Unmanaged, p.Remarks}, "", " ")
 	if err != nil {
 		t.Fatal(err)
 	}
