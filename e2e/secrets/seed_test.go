@@ -87,10 +87,14 @@ func TestUserData(t *testing.T) {
 	reached()
 	same()
 
+	s.write("without.cue", fmt.Sprintf(seeds, pool, ""))
+	s.run(done, "plan", "-max-destroy=100%", "-out=without.plan", "without.cue")
 	h.Define(t, "define", `<domain type='qemu'><name>converge-user-data</name><memory unit='MiB'>64</memory><os><type arch='x86_64'>hvm</type></os>
 <devices><disk type='volume' device='cdrom'><source pool='p' volume='web.cidata.iso'/><target dev='sda' bus='sata'/></disk></devices></domain>`)
-	s.write("without.cue", fmt.Sprintf(seeds, pool, ""))
-	if r := s.apply(reverted, "-auto-approve", "-max-destroy=100%", "without.cue"); !strings.Contains(r.all(), "InUse") {
+	if r := s.apply(refused, "-auto-approve", "-max-destroy=100%", "without.cue"); !strings.Contains(r.all(), "it is disk sda of domain converge-user-data") {
+		t.Errorf("the plan refuses to delete the seed of a domain for another reason: %s", r.all())
+	}
+	if r := s.apply(reverted, "-auto-approve", "without.plan"); !strings.Contains(r.all(), "it is disk sda of domain converge-user-data") {
 		t.Errorf("the seed of a domain is kept for another reason: %s", r.all())
 	}
 	h.Virsh(t, "undefine", "converge-user-data")

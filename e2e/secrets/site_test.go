@@ -153,6 +153,7 @@ var (
 	failed   = []int{1}
 	reverted = []int{3}
 	partial  = []int{4}
+	refused  = []int{7}
 )
 
 var (
