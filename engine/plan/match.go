@@ -446,8 +446,8 @@ func (m *maker) index() {
 			m.names.Put(it.ref, it.thing.ID)
 		}
 	}
-	for _, it := range m.items { // what is missing will have the id that others still refer to
-		if it.thing != nil || it.desired == nil || it.unknown || it.refused || it.traits.ID == "" {
+	for _, it := range m.items { // what is missing, or refused, has or will have the id that others still refer to
+		if it.thing != nil || it.desired == nil || it.unknown || it.traits.ID == "" {
 			continue
 		}
 		id := ExternalID(m.plan.Site.ID, *it.traits, it.ref, 1, it.desired.Spec)

@@ -385,7 +385,9 @@ func (m *model) meddle() {
 	case 4:
 		t.Mark = providers.Mark{}
 	case 5:
-		t.Name = modelNames[at.Kind][m.draw("name", len(modelNames[at.Kind]))]
+		if traits, _ := m.in.Traits(at.Scope, at.Kind); traits.ID == "" { // otherwise the name is in the id
+			t.Name = modelNames[at.Kind][m.draw("name", len(modelNames[at.Kind]))]
+		}
 	case 6:
 		t.Derived = !t.Derived
 	case 7:
