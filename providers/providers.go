@@ -58,10 +58,11 @@ type Kind interface {
 
 	// Update turns c.Have into c.Want in place. Only fields that are not immutable differ; both are whole specs, so
 	// that a far side that replaces everything keeps what the document does not mention. With a version token that
-	// has moved it fails with Conflict.
+	// has moved, or the uid of another thing, it fails with Conflict.
 	Update(ctx context.Context, c Call) error
 
-	// Delete removes the thing. Deleting what is absent, or already being deleted, succeeds.
+	// Delete removes the thing. Deleting what is absent, or already being deleted, succeeds. With a version token that has moved, or
+	// the uid of another thing, it fails with Conflict.
 	Delete(ctx context.Context, c Call) error
 }
 
@@ -418,13 +419,15 @@ type Provider struct {
 	// is unknown.
 	Health func(ctx context.Context) error
 
-	// Obstacles returns why the far side would refuse to delete some things, so that a run that cannot end well need not begin with what
-	// cannot be undone. What only things in deletes or changes use counts as unused: they go too, or may stop using it. Nothing is
-	// changed, and nothing is promised: a delete may be refused all the same. Nil: only a delete shows it.
-	Obstacles func(ctx context.Context, deletes, changes []Target) ([]Obstacle, error)
+	Obstacles Obstacles // nil: only a delete shows what is in its way
 
 	slots func() chan struct{} // nil: no limit
 }
+
+// Obstacles returns why the far side would refuse to delete some things, so that a run that cannot end well need not begin with what
+// cannot be undone. What only things in deletes or changes use counts as unused: they go too, or may stop using it. Nothing is
+// changed, and nothing is promised: a delete may be refused all the same.
+type Obstacles func(ctx context.Context, deletes, changes []Target) ([]Obstacle, error)
 
 // A Target is a thing of a provider.
 type Target struct{ Kind, ID string }

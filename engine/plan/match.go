@@ -237,8 +237,8 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 			case t.Mark.Site == m.plan.Site.ID: // it may have had another name before
 				return t
 			case t.Mark.IsZero() && it.remade(t):
-				if moved := m.renamed(it, marked); moved != nil {
-					return m.moved(it, moved)
+				if ours := m.renamed(it, marked); ours != nil {
+					return m.refuseRenamed(it, ours)
 				}
 				return m.successor(it, t)
 			case t.Mark.IsZero():
@@ -254,7 +254,7 @@ func (m *maker) find(it *item, ids map[string]*providers.Thing, marked map[schem
 		}
 	}
 	if t := m.renamed(it, marked); t != nil {
-		return m.moved(it, t)
+		return m.refuseRenamed(it, t)
 	}
 	if t := marked[it.ref]; t != nil && m.owners[t] == nil && !it.elsewhere(t) {
 		return t
@@ -298,8 +298,8 @@ func (it *item) elsewhere(t *providers.Thing) bool {
 	return it.record != nil && it.traits.ID != "" && it.record.UID != "" && t.ID != it.record.ID
 }
 
-// moved returns a thing that others have renamed if it is to be removed. converge cannot give it back its name.
-func (m *maker) moved(it *item, t *providers.Thing) *providers.Thing {
+// refuseRenamed refuses a thing that others have renamed, because converge cannot give it back its name. It returns one that is to be removed.
+func (m *maker) refuseRenamed(it *item, t *providers.Thing) *providers.Thing {
 	if it.desired == nil {
 		return t
 	}
@@ -403,8 +403,8 @@ func (m *maker) contents() {
 			if it.record == nil || it.thing == nil || m.ours(it.thing) || it.record.UID != "" && it.record.UID == it.thing.UID {
 				continue
 			}
-			within := m.within(it)
-			if within.IsZero() || it.desired != nil && (m.adopts(it) || it.desired.Lifecycle.ID == it.thing.ID) {
+			of := m.container(it)
+			if of.IsZero() || it.desired != nil && (m.adopts(it) || it.desired.Lifecycle.ID == it.thing.ID) {
 				continue
 			}
 			delete(m.owners, it.thing)
@@ -414,14 +414,14 @@ func (m *maker) contents() {
 				continue
 			}
 			it.refused, it.taken = true, true
-			m.refuse(it.ref, fmt.Sprintf("it may not be the %s that converge manages: %s, in which it is, was created outside converge in place of the one that converge managed", it.kind.Name, within),
+			m.refuse(it.ref, fmt.Sprintf("it may not be the %s that converge manages: %s, in which it is, was created outside converge in place of the one that converge managed", it.kind.Name, of),
 				`to take it over as well, set its lifecycle.adopt to "match"; to leave it to others, remove it from the document`)
 		}
 	}
 }
 
-// within returns the thing that others have made anew and that contains a recorded one, such as the pool of a volume; zero when there is none.
-func (m *maker) within(it *item) schema.Ref {
+// container returns the thing that others have made anew and that contains a recorded one, such as the pool of a volume; zero when there is none.
+func (m *maker) container(it *item) schema.Ref {
 	for i := range it.kind.Fields {
 		f := &it.kind.Fields[i]
 		name, _ := it.record.Spec[f.Name].(string)

@@ -111,8 +111,8 @@ func (p *Plan) obstructions(ctx context.Context, far *providers.Provider, steps 
 			these = append(these, target(o.Step))
 		}
 		others := slices.DeleteFunc(slices.Clone(deletes), func(t providers.Target) bool { return slices.Contains(these, t) })
-		still, asked := ask(these, slices.Concat(others, free, before[key]))
-		found, err = append(found, still...), errors.Join(err, asked)
+		still, unknown := ask(these, slices.Concat(others, free, before[key]))
+		found, err = append(found, still...), errors.Join(err, unknown)
 	}
 	return found, err
 }

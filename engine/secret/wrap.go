@@ -20,7 +20,7 @@ func (v *Vault) Wrap(k *schema.Kind, kind providers.Kind) providers.Kind {
 }
 
 // Foresee returns a provider's Obstacles whose words reveal nothing of secrets; nil for nil.
-func (v *Vault) Foresee(obstacles func(ctx context.Context, deletes, changes []providers.Target) ([]providers.Obstacle, error)) func(ctx context.Context, deletes, changes []providers.Target) ([]providers.Obstacle, error) {
+func (v *Vault) Foresee(obstacles providers.Obstacles) providers.Obstacles {
 	if obstacles == nil {
 		return nil
 	}

@@ -39,6 +39,7 @@ var laws = []law{
 	{"a stale update is refused", func(t providers.Traits, c Case) bool { return updates(t, c) && t.Update == providers.Versioned }, staleUpdate},
 	{"a stale delete is refused", func(t providers.Traits, c Case) bool { return updates(t, c) && t.Delete == providers.Versioned }, staleDelete},
 	{"what took its place is left alone", func(t providers.Traits, c Case) bool { return t.ID != "" && (updates(t, c) || deletes(t, c)) }, successor},
+	{"nothing is in the way of deleting what nobody uses", deletes, unobstructed},
 	{"a deleted thing is absent", deletes, deleted},
 	{"deleting twice succeeds", deletes, deleteTwice},
 	{"an absent thing cannot be updated", func(t providers.Traits, c Case) bool { return updates(t, c) && deletes(t, c) }, updateAbsent},
@@ -443,6 +444,21 @@ func successor(b *bench) {
 			b.must(op, c)
 		}
 	}
+}
+
+func unobstructed(b *bench) {
+	m := b.mine()
+	th := b.make(m)
+	if b.world.Provider.Obstacles == nil { // only a delete shows it
+		return
+	}
+	unchanged := b.watch()
+	found, err := b.world.Provider.Obstacles(b.Context(), []providers.Target{{Kind: m.Kind, ID: m.ID}}, nil)
+	if err != nil || len(found) > 0 {
+		b.Errorf("in its way is %v (%v)", found, err)
+	}
+	unchanged("a look for what is in the way")
+	b.must("delete", b.deleting(m, th))
 }
 
 func deleted(b *bench) {

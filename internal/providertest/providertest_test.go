@@ -56,6 +56,7 @@ func open(s spoiler) func(t *testing.T) providertest.World {
 			s.world(w)
 		}
 		p := w.Provider("lab", node)
+		p.Obstacles = s.obstacles
 		for i, k := range p.Kinds {
 			if k.Name != "lab.box" {
 				continue
@@ -137,6 +138,8 @@ type spoiler struct {
 	world  func(w *fake.World)
 	traits func(t *providers.Traits)
 	suite  func(s *providertest.Suite)
+
+	obstacles providers.Obstacles
 
 	list    func(ctx context.Context, k *spoiled, yield func(providers.Thing, error) bool)
 	watch   func(ctx context.Context, k *spoiled, good providers.Watch, yield func([]string, error) bool)
@@ -379,6 +382,9 @@ var spoilers = []spoiler{
 	{name: "successor is deleted", law: "what-took-its-place-is-left-alone", delete: func(ctx context.Context, k *spoiled, c providers.Call) error {
 		c.UID = ""
 		return k.Kind.Delete(ctx, c)
+	}},
+	{name: "a thing is in its own way", law: "nothing-is-in-the-way-of-deleting-what-nobody-uses", obstacles: func(_ context.Context, deletes, _ []providers.Target) ([]providers.Obstacle, error) {
+		return []providers.Obstacle{{Target: deletes[0], Why: "it is there"}}, nil
 	}},
 	{name: "delete does nothing", law: "a-deleted-thing-is-absent", delete: func(ctx context.Context, _ *spoiled, c providers.Call) error {
 		if ctx.Err() != nil {
