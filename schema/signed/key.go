@@ -3,7 +3,6 @@ package signed
 import (
 	"crypto/ed25519"
 	"crypto/x509"
-	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -11,28 +10,18 @@ import (
 	"os"
 	"strings"
 	"syscall"
-)
 
-// algorithm is the prefix of a public key in base64.
-const algorithm = "ed25519:"
+	"converge.dev/converge/internal/dsse"
+)
 
 // maxKeyFile is the maximum size of a key file in bytes.
 const maxKeyFile = 16 << 10
 
 // Name returns the text form of a public key: ed25519:BASE64 of its 32 bytes.
-func Name(key ed25519.PublicKey) string {
-	return algorithm + base64.StdEncoding.EncodeToString(key)
-}
+func Name(key ed25519.PublicKey) string { return dsse.KeyID(key) }
 
 // ParseName is the inverse of Name.
-func ParseName(text string) (ed25519.PublicKey, error) {
-	b64, ok := strings.CutPrefix(text, algorithm)
-	b, err := base64.StdEncoding.Strict().DecodeString(b64)
-	if !ok || err != nil || len(b) != ed25519.PublicKeySize || strings.ContainsAny(b64, "\r\n") {
-		return nil, fmt.Errorf("want %s followed by the %d bytes of a public key in base64", algorithm, ed25519.PublicKeySize)
-	}
-	return b, nil
-}
+func ParseName(text string) (ed25519.PublicKey, error) { return dsse.ParseKeyID(text) }
 
 // ReadPublicKey reads a file as written by `openssl pkey -pubout`, or with a line as returned by Name.
 func ReadPublicKey(path string) (ed25519.PublicKey, error) {
@@ -46,7 +35,7 @@ func ReadPublicKey(path string) (ed25519.PublicKey, error) {
 	block, rest := pem.Decode(data)
 	switch {
 	case block == nil:
-		return nil, fmt.Errorf("%s contains no public key: want PEM, as written by openssl pkey -pubout, or a line with %sBASE64", path, algorithm)
+		return nil, fmt.Errorf("%s contains no public key: want PEM, as written by openssl pkey -pubout, or a line with ed25519:BASE64", path)
 	case strings.HasSuffix(block.Type, "PRIVATE KEY"):
 		return nil, fmt.Errorf("%s contains a private key, which only its signer should have; extract the public key with openssl pkey -pubout", path)
 	case block.Type != "PUBLIC KEY" || len(strings.TrimSpace(string(rest))) > 0:
