@@ -202,6 +202,15 @@ func (l *Lock) raiseEpoch(ctx context.Context, info LockInfo) error {
 	return nil
 }
 
+// Epoch returns the number of the newest holder of the site lock, of the present one if there is one; 0 when there never was one.
+func (s *Store) Epoch(ctx context.Context) (int64, error) {
+	e, _, err := read[epoch](ctx, s, s.key("epoch"))
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return 0, err
+	}
+	return e.Epoch, nil
+}
+
 // runEpoch returns the highest epoch of any run. The epoch never falls below it, whatever happened to its own key: far
 // sides could not distinguish two holders with the same number. A run that cannot be read is skipped.
 func (s *Store) runEpoch(ctx context.Context) (int64, error) {
@@ -387,7 +396,7 @@ func (s *Store) LockInfo(ctx context.Context) (*LockInfo, error) {
 type Audit struct {
 	At     time.Time `json:"at"`
 	By     string    `json:"by"`
-	Action string    `json:"action"` // force-unlock, restored, repair, cancel, hold, release, freeze, thaw
+	Action string    `json:"action"` // force-unlock, restored, repair, cancel, hold, release, freeze, thaw, token, ban, unban
 	Scope  string    `json:"scope,omitempty"`
 	Reason string    `json:"reason"`
 	Lock   *LockInfo `json:"lock,omitempty"`  // the lock that was broken
