@@ -1,0 +1,153 @@
+package reverse
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"converge.dev/converge/internal/retry"
+)
+
+// settled is how long a connection lasts after which the next failure is not a continuation of those before it.
+const settled = 30 * time.Second
+
+// record is the maximum size of a TLS record from a node, which is what gRPC writes at a time. TLS at the site keeps the buffer for
+// the largest record that it has read for as long as the connection lasts: that would be 40 KiB for records of full size.
+const record = 2 << 10
+
+// A Dialer opens a connection to the site, without TLS. It is cut off after 10 s.
+type Dialer = func(context.Context) (net.Conn, error)
+
+// A Maker makes the server for one connection: with [grpc.NewServer], the given options, which it needs, and others after them. It
+// is called when the connection has been made.
+type Maker = func(...grpc.ServerOption) *grpc.Server
+
+// serverOptions are those of the server at the node.
+func serverOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.Creds(established{}),
+		grpc.ConnectionTimeout(prefaceLimit),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: nodePing, Timeout: pingLimit}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: sitePing / 2, PermitWithoutStream: true}),
+		grpc.StaticStreamWindowSize(streamWindow),
+		grpc.StaticConnWindowSize(connWindow),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxHeaderListSize(maxHeaders),
+		grpc.ReadBufferSize(0),
+		grpc.WriteBufferSize(record),
+	}
+}
+
+// Attend connects to the site once and lets the site call the server, until the connection ends, which is always an error: that of
+// ctx when it ended, otherwise one that says why. The contexts of calls in flight end then; Attend does not wait for them to
+// return, so a node that carries out something for long can connect again in the meantime.
+//
+// config is that of a client: the certificate of the node, the authorities of the site, and the name by which the site is known
+// (ServerName). Versions and protocols are set in a copy. With TLS 1.3 the site judges the certificate after the handshake, so its
+// refusal is how the connection ends.
+//
+// To finish the calls in flight before the connection ends, call GracefulStop of the server.
+func Attend(ctx context.Context, dial Dialer, config *tls.Config, server Maker) error {
+	l, err := dialSite(ctx, dial, config)
+	if err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	defer l.Close()
+	defer context.AfterFunc(l.ctx, func() { l.Close() })() // also while the server stops gracefully
+	s := server(serverOptions()...)
+	defer s.Stop()
+	_ = s.Serve(newSingle(l)) // why the connection ended says more
+	l.Close()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("the connection to the site at %s ended: %w", l.RemoteAddr(), context.Cause(l.ctx))
+}
+
+func dialSite(ctx context.Context, dial Dialer, config *tls.Config) (*link, error) {
+	limit, cancel := context.WithTimeout(ctx, handshakeLimit)
+	defer cancel()
+	raw, err := dial(limit)
+	if err != nil {
+		return nil, fmt.Errorf("dial the site: %w", err)
+	}
+	limit, cancel = context.WithTimeout(ctx, handshakeLimit)
+	defer cancel()
+	c := tls.Client(raw, restrict(config, Protocol))
+	if err := c.HandshakeContext(limit); err != nil {
+		raw.Close()
+		return nil, fmt.Errorf("TLS handshake with the site at %s: %w", raw.RemoteAddr(), err)
+	}
+	if p := c.ConnectionState().NegotiatedProtocol; p != Protocol {
+		raw.Close()
+		return nil, fmt.Errorf("what listens at %s does not speak %q: see that it is the port of the site for nodes", raw.RemoteAddr(), Protocol)
+	}
+	return newLink(ctx, c), nil
+}
+
+// Keep attends the site until ctx ends, and returns its cause. After each failure it pauses, from 1 s up to 60 s, spread by the
+// name of the node so that the nodes of a site do not come back all at once; the pauses begin anew after a connection that lasted
+// more than 30 s. See [Attend] for the arguments.
+func Keep(ctx context.Context, node string, dial Dialer, config *tls.Config, server Maker, log *slog.Logger) error {
+	policy := retry.Policy{First: time.Second, Cap: time.Minute, Key: node}
+	next := policy.Pauses()
+	for {
+		var since time.Time
+		err := Attend(ctx, dial, config, func(o ...grpc.ServerOption) *grpc.Server {
+			since = time.Now()
+			log.Info("connected to the site")
+			return server(o...)
+		})
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if !since.IsZero() && time.Since(since) > settled {
+			next = policy.Pauses()
+		}
+		pause := next()
+		log.Warn("not connected to the site", "error", err, "pause", pause)
+		if retry.Sleep(ctx, pause) != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// A single is a listener with one connection. It ends with it.
+type single struct {
+	link *link
+	once chan *link
+	ctx  context.Context
+	end  context.CancelFunc
+}
+
+func newSingle(l *link) *single {
+	s := &single{link: l, once: make(chan *link, 1)}
+	s.once <- l
+	s.ctx, s.end = context.WithCancel(l.ctx)
+	return s
+}
+
+func (s *single) Accept() (net.Conn, error) {
+	select {
+	case l := <-s.once:
+		return l, nil
+	case <-s.ctx.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+func (s *single) Addr() net.Addr { return s.link.LocalAddr() }
+
+func (s *single) Close() error {
+	s.end()
+	return nil
+}
