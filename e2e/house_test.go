@@ -67,7 +67,7 @@ var layers = []struct {
 	{"providers/carbide", []string{"schema$", "providers$", "internal/files", "internal/keyed"}},
 	{"providers/wire/wirepb", nil},
 	{"providers/remote/remotepb", []string{"providers/wire/wirepb"}},
-	{"providers/remote", []string{"schema$", "providers$", "providers/wire", "agent/task", "agent/ledger", "internal/retry"}},
+	{"providers/remote", []string{"schema$", "providers$", "providers/wire", "agent/task", "agent/ledger", "internal/keyed", "internal/retry"}},
 	{"providers/wire", []string{"schema$", "providers$", "providers/wire/wirepb", "internal/keyed"}},
 	{"providers/libvirt", []string{"schema$", "providers$", "internal/cidata", "internal/keyed", "internal/retry"}},
 	{"providers/ovs", []string{"schema$", "providers$"}},

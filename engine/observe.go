@@ -188,6 +188,19 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, needs []provider
 	return e.set, nil
 }
 
+// Reopen closes the providers of a scope, so that they are opened anew when they are needed: they may serve something else by now.
+func (e *Engine) Reopen(scope string) error {
+	if e.set == nil {
+		return nil
+	}
+	for n := range e.open {
+		if n.Scope == scope {
+			delete(e.open, n)
+		}
+	}
+	return e.set.Drop(scope)
+}
+
 // stillLooking is how often an event reports what has not answered yet.
 const stillLooking = 10 * time.Second
 

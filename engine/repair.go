@@ -134,6 +134,10 @@ func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) Repair {
 		return left("the digests of secrets and the saved plans depend on it. Restore a backup")
 	case state.PartInventory:
 		return left("its revisions must not decrease. Restore a backup, or remove the key when all inventory readers start over")
+	case state.PartNode:
+		r.Done = "removed: what the site knows about the node, which has to enrol again with a new token"
+	case state.PartKeeper:
+		r.Done = "removed: which process keeps the site; another one does from now on"
 	case state.PartServer:
 		r.Done = "removed: the next apply records the server that answers then, so make sure that it is the right one"
 	case state.PartAmended:

@@ -13,25 +13,33 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// Watch yields the places at which something may have changed: at first all that the needs serve and want accepts, after that those
-// for which a provider reports a change, and all of them each time that full has passed, because not every provider reports every
-// change. What is reported while the caller looks comes next, once. A place whose provider cannot report at the moment is yielded
-// then, and again when it reports anew. Nothing is changed. It ends with an error: the cause of ctx, once that is done.
-func (e *Engine) Watch(ctx context.Context, site schema.Site, needs []providers.Need, want func(schema.Place) bool, full time.Duration) iter.Seq2[[]schema.Place, error] {
+// Watching says what is watched, and what else makes [Engine.Watch] yield.
+type Watching struct {
+	Needs []providers.Need
+	Want  func(schema.Place) bool // optional: of what the needs serve; everything when nil
+	Full  time.Duration           // how often everything is yielded, because not every provider reports every change; required
+	Wake  <-chan struct{}         // optional: each element makes it yield, maybe no place
+}
+
+// Watch yields the places at which something may have changed: at first all of them, after that those for which a provider reports a
+// change, and all of them from time to time. What is reported while the caller looks comes next, once. A place whose provider cannot
+// report at the moment is yielded then, and again when it reports anew. Nothing is changed. The caller may use the engine in the
+// loop. It ends with an error: the cause of ctx, once that is done.
+func (e *Engine) Watch(ctx context.Context, site schema.Site, what Watching) iter.Seq2[[]schema.Place, error] {
 	return func(yield func([]schema.Place, error) bool) {
 		ctx, stop := context.WithCancel(ctx)
 		w := watcher{changed: map[schema.Place]bool{}, watched: map[schema.Place]bool{}, more: make(chan struct{}, 1)}
 		defer w.running.Wait()
 		defer stop()
-		tick := time.NewTicker(full)
+		tick := time.NewTicker(what.Full)
 		defer tick.Stop()
 		for {
-			set, err := e.connect(ctx, site, needs)
+			set, err := e.connect(ctx, site, what.Needs)
 			if err != nil {
 				yield(nil, err)
 				return
 			}
-			all := served(set, needs, want)
+			all := served(set, what.Needs, what.Want)
 			w.watch(ctx, set, all)
 			w.add(all...)
 			for again := false; !again; {
@@ -41,14 +49,16 @@ func (e *Engine) Watch(ctx context.Context, site schema.Site, needs []providers.
 					return
 				case <-tick.C:
 					again = true
+					continue
+				case <-what.Wake:
 				case <-w.more:
-					if ctx.Err() != nil { // both may be so
-						yield(nil, context.Cause(ctx))
-						return
-					}
-					if !yield(w.take(), nil) {
-						return
-					}
+				}
+				if ctx.Err() != nil { // both may be so
+					yield(nil, context.Cause(ctx))
+					return
+				}
+				if !yield(w.take(), nil) {
+					return
 				}
 			}
 		}

@@ -49,7 +49,7 @@ func TestWatch(t *testing.T) {
 	defer cancel(nil)
 	over := errors.New("it is over")
 	var told []string
-	for places, err := range e.Watch(ctx, schema.Site{Name: "test", ID: enginetest.SiteID}, farNeeds, nil, time.Hour) {
+	for places, err := range e.Watch(ctx, schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: farNeeds, Full: time.Hour}) {
 		if err != nil {
 			if !errors.Is(err, over) {
 				t.Errorf("it ended with: %v", err)
@@ -87,7 +87,7 @@ func TestWatchOfSome(t *testing.T) {
 			k.Watch = func(context.Context) iter.Seq2[[]string, error] { panic("nobody wanted " + k.Name) }
 		}
 	})
-	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, farNeeds, func(p schema.Place) bool { return p.Kind == "far.net" }, time.Hour) {
+	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: farNeeds, Want: func(p schema.Place) bool { return p.Kind == "far.net" }, Full: time.Hour}) {
 		if err != nil || fmt.Sprint(places) != "[site/far.net]" {
 			t.Errorf("%v, %v", places, err)
 		}
@@ -114,7 +114,7 @@ func TestWatchThatEnds(t *testing.T) {
 			return watch(ctx)
 		}
 	})
-	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, farNeeds, wanted, time.Hour) {
+	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: farNeeds, Want: wanted, Full: time.Hour}) {
 		if err != nil || len(places) != 1 {
 			t.Fatalf("%v, %v", places, err)
 		}
@@ -124,7 +124,7 @@ func TestWatchThatEnds(t *testing.T) {
 	}
 	silent := watched(t, s, func(k *providers.Served) { k.Watch = nil })
 	looks := 0
-	for range silent.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, farNeeds, wanted, time.Millisecond) {
+	for range silent.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: farNeeds, Want: wanted, Full: time.Millisecond}) {
 		if looks++; looks == 3 {
 			break
 		}
@@ -150,7 +150,7 @@ func TestWatchOfWhatIsAway(t *testing.T) {
 		}
 	})
 	defer e.Close()
-	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, farNeeds, nil, time.Millisecond) {
+	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: farNeeds, Full: time.Millisecond}) {
 		if err != nil {
 			t.Fatal(err)
 		}

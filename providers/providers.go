@@ -514,6 +514,20 @@ func (s *Set) Join(other *Set) error {
 	return nil
 }
 
+// Drop closes the providers of a scope and takes them out of the set, with their failures.
+func (s *Set) Drop(scope string) error {
+	var errs []error
+	s.providers = slices.DeleteFunc(s.providers, func(p *Provider) bool {
+		if p.Scope == scope {
+			errs = append(errs, p.Close())
+		}
+		return p.Scope == scope
+	})
+	maps.DeleteFunc(s.served, func(at schema.Place, _ serving) bool { return at.Scope == scope })
+	maps.DeleteFunc(s.failed, func(n Need, _ error) bool { return n.Scope == scope })
+	return errors.Join(errs...)
+}
+
 // Find returns the kind that is served in a scope, and its provider.
 func (s *Set) Find(scope, kind string) (Served, *Provider, bool) {
 	p, ok := s.served[schema.Place{Scope: scope, Kind: kind}]

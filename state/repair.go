@@ -40,6 +40,8 @@ const (
 	PartEpoch     Part = "epoch"      // the number of its holder
 	PartSecret    Part = "secret-key" // the key of digests and plan files
 	PartInventory Part = "inventory"  // what was last observed of everything
+	PartNode      Part = "node"       // what the site knows about a node's identity
+	PartKeeper    Part = "keeper"     // the process that keeps the site by itself
 )
 
 // Damaged returns every value that keeps a command from being carried out because it cannot be read, except within journals
@@ -109,6 +111,8 @@ func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
 		{PartSecret, "secret-key", new(secretKey)},
 		{PartInventory, "inventory/head", new(inventoryHead)},
 		{PartInventory, "inventory/at/", new(inventoryPlace)},
+		{PartNode, "node/", new(Node)},
+		{PartKeeper, "keeper", new(KeeperInfo)},
 	} {
 		items, err := s.kv.List(ctx, s.key(p.prefix))
 		if err != nil {

@@ -25,6 +25,7 @@
 //	cancel                     asks the holder of the lock to end its run
 //	audit/TIME-ID              who forced what, and why
 //	amended, rebuilt           that what is recorded was changed beside all runs, or recorded anew
+//	keeper                     the process that keeps the site by itself
 //	node/NAME                  what the site knows about a node's identity: its token, its newest certificate, a ban
 //	drift/latest, status       what the cloud reads back
 //	inventory/at/SCOPE/KIND    what was seen last of everything, with revisions

@@ -24,9 +24,10 @@ const module = "converge.dev/converge"
 
 // starters are the packages that may start a process, each with the reason.
 var starters = map[string]string{
-	"providers/ovs": "asks ovs-vswitchd for flows, which OVSDB does not have; argv is options, a socket and cookies, and flows are the input",
-	"schema/load":   "evaluates documents in a child with limits; argv is the program itself",
-	"state/etcd":    "has a data file checked where a page that is damaged ends no more than a child; the program is itself",
+	"cmd/internal/command": "runs the node agents of a rehearsed site; the program is itself, argv is words of its own, an address and paths made of node numbers",
+	"providers/ovs":        "asks ovs-vswitchd for flows, which OVSDB does not have; argv is options, a socket and cookies, and flows are the input",
+	"schema/load":          "evaluates documents in a child with limits; argv is the program itself",
+	"state/etcd":           "has a data file checked where a page that is damaged ends no more than a child; the program is itself",
 }
 
 // shells are programs that make commands from text.

@@ -15,7 +15,7 @@ import (
 )
 
 // settled is how long a connection lasts after which the next failure is not a continuation of those before it.
-const settled = 30 * time.Second
+const settled = 5 * time.Second
 
 // record is the maximum size of a TLS record from a node, which is what gRPC writes at a time. TLS at the site keeps the buffer for
 // the largest record that it has read for as long as the connection lasts: that would be 40 KiB for records of full size.
@@ -96,7 +96,7 @@ func dialSite(ctx context.Context, dial Dialer, config *tls.Config) (*link, erro
 
 // Keep attends the site until ctx ends, and returns its cause. After each failure it pauses, from 1 s up to 60 s, spread by the
 // name of the node so that the nodes of a site do not come back all at once; the pauses begin anew after a connection that lasted
-// more than 30 s. See [Attend] for the arguments.
+// more than 5 s. See [Attend] for the arguments.
 func Keep(ctx context.Context, node string, dial Dialer, config *tls.Config, server Maker, log *slog.Logger) error {
 	policy := retry.Policy{First: time.Second, Cap: time.Minute, Key: node}
 	next := policy.Pauses()

@@ -305,9 +305,9 @@ func TestKeep(t *testing.T) {
 		}
 		begin := time.Now()
 		before = begin
-		lasts(time.Second)      // after three failures
-		lasts(30 * time.Second) // not long enough
-		lasts(31 * time.Second)
+		lasts(time.Second)     // after three failures
+		lasts(5 * time.Second) // not long enough
+		lasts(6 * time.Second)
 		lasts(time.Second) // the pauses have begun anew
 		want := []time.Duration{pauses[0] + pauses[1] + pauses[2], pauses[3], pauses[4], pauses[0]}
 		if !slices.Equal(took, want) {

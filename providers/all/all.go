@@ -29,6 +29,8 @@ type Options struct {
 	Site   schema.Site  // required
 	Trace  string       // optional: W3C trace context of the command, sent to far sides that accept one
 	Logger *slog.Logger // nil: nothing is logged
+
+	Control bool // lets other processes change the fake world while it is open; where that is impossible, it is logged
 }
 
 // An Opener opens providers as they are needed.
@@ -109,6 +111,11 @@ func (p *Opener) openFake(o Options, needs []providers.Need) (*providers.Set, er
 			return nil, err
 		}
 		p.world = w
+		if o.Control {
+			if err := w.Serve(); err != nil {
+				o.Logger.Warn("the fake world cannot be changed from outside", "error", err)
+			}
+		}
 	}
 	ps := make([]*providers.Provider, len(needs))
 	for i, n := range needs {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -21,6 +22,7 @@ import (
 	"converge.dev/converge/internal/ovstest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
+	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/providers/ovs"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/kinds"
@@ -64,7 +66,7 @@ func TestListsMatchFolders(t *testing.T) {
 	entries, err = os.ReadDir("..")
 	must(t, err)
 	for _, e := range entries {
-		if e.IsDir() && !slices.Contains([]string{"all", "fake", "sysfs", "wire"}, e.Name()) {
+		if e.IsDir() && !slices.Contains([]string{"all", "fake", "remote", "sysfs", "wire"}, e.Name()) {
 			written = append(written, e.Name())
 		}
 	}
@@ -236,6 +238,54 @@ func TestFake(t *testing.T) {
 	set, err = opener.Open(t.Context())
 	must(t, err)
 	must(t, set.Close())
+}
+
+// A world that others may change is served while it is open, and where that is impossible it is open all the same.
+func TestFakeControl(t *testing.T) {
+	for name, c := range map[string]struct {
+		control bool
+		there   string // what is at the path of the socket
+		serves  bool
+	}{
+		"not asked for": {},
+		"asked for":     {control: true, serves: true},
+		"impossible":    {control: true, there: "precious"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "world.json")
+			if c.there != "" {
+				must(t, os.WriteFile(path+".sock", []byte(c.there), 0o600))
+			}
+			bridges := schema.Kinds{"ovs.bridge": {Name: "ovs.bridge", Node: true}}
+			var log strings.Builder
+			set, err := New(Options{
+				Dir: dir, Config: Config{Fake: &Fake{World: "world.json"}}, Kinds: bridges, Site: site, Control: c.control, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			}).Open(t.Context(), providers.Need{Scope: "n1", Provider: "ovs"})
+			must(t, err)
+			if logged := log.String() != ""; logged != (c.there != "") {
+				t.Errorf("the log is %q", log.String())
+			}
+			far, err := fake.OpenControl(t.Context(), path, bridges)
+			if c.serves != (err == nil) {
+				t.Fatalf("a control of the world: %v", err)
+			}
+			if c.serves {
+				must(t, far.Change(t.Context(), "n1", "ovs.bridge", "br0", nil))
+				must(t, far.Close())
+			}
+			bridge, _, _ := set.Find("n1", "ovs.bridge")
+			things, err := bridge.Kind.Get(t.Context(), []string{"br0"})
+			must(t, err)
+			if (len(things) == 1) != c.serves {
+				t.Errorf("the world has %+v", things)
+			}
+			must(t, set.Close())
+			if _, err := os.Lstat(path + ".sock"); (err == nil) != (c.there != "") {
+				t.Errorf("after the end, the socket: %v", err)
+			}
+		})
+	}
 }
 
 // An impossible configuration is refused before anything is opened, with all problems at once and what to do.

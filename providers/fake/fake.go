@@ -8,7 +8,8 @@
 // Failures are declared: a [Fault] in the world or in its file makes chosen calls fail before, after or long before
 // their effect, makes things slow or broken, or makes a list lag. A fault hits once, from the nth time on, every second
 // time, or for good. [World.Mend] ends them all. [World.Put] and [World.Remove] make changes behind the engine's back,
-// with [World.Hook] at a chosen moment of a call.
+// with [World.Hook] at a chosen moment of a call. A [Control] makes them from outside, also while another process has the
+// world open: see [World.Serve].
 //
 // # The file
 //
@@ -73,7 +74,8 @@ type World struct {
 	alarm   *time.Timer // completes what is in flight while somebody watches
 	counts  map[string]int
 	log     []Entry
-	file    *file // nil: in memory
+	file    *file   // nil: in memory
+	server  *server // nil: not served
 	closed  bool
 }
 
@@ -286,8 +288,10 @@ func (w *World) Snapshot() string {
 	return string(encode(w.content()))
 }
 
-func encode(c content) []byte {
-	b, err := json.MarshalIndent(c, "", "  ")
+func encode(c content) []byte { return toJSON(c) }
+
+func toJSON(v any) []byte {
+	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil { // the world holds JSON values only
 		panic(fmt.Sprintf("fake: the world is not JSON: %v", err))
 	}

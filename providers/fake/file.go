@@ -373,6 +373,9 @@ func (w *World) Close() error {
 	if w.alarm != nil {
 		w.alarm.Stop()
 	}
+	if w.server != nil { // while the journal is locked: from then on the socket may be that of another process
+		w.server.stop()
+	}
 	if w.file == nil {
 		return nil
 	}

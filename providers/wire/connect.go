@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -34,24 +35,79 @@ func Connect(ctx context.Context, conn grpc.ClientConnInterface) ([]*providers.P
 	}
 	ps := make([]*providers.Provider, len(r.GetProviders()))
 	for i, d := range r.GetProviders() {
-		kinds := make([]providers.Served, len(d.GetKinds()))
-		for j, k := range d.GetKinds() {
-			far := &remote{stub, &wirepb.Where{Scope: d.GetScope(), Kind: k.GetName()}}
-			kinds[j] = providers.Served{Name: k.GetName(), Kind: far}
-			if k.GetWatches() {
-				kinds[j].Watch = far.watch
-			}
-			strict := json.NewDecoder(bytes.NewReader(k.GetTraits()))
-			strict.DisallowUnknownFields()
-			if err := strict.Decode(&kinds[j].Traits); err != nil {
-				return nil, fmt.Errorf("the server offers %s with traits that this version does not know (%w): use the same version on both sides", k.GetName(), err)
-			}
+		if ps[i], err = described(stub, d); err != nil {
+			return nil, err
 		}
-		ps[i] = providers.New(d.GetName(), d.GetScope(), nil, kinds...)
-		ps[i].Limit = int(d.GetLimit())
-		beside(ps[i], stub, d)
 	}
 	return ps, nil
+}
+
+// Open is [Connect] for those providers that are needed. One that the other side does not serve is a failure of the set.
+func Open(ctx context.Context, conn grpc.ClientConnInterface, needs []providers.Need) (*providers.Set, error) {
+	stub, q := wirepb.NewProvidersClient(conn), &wirepb.DescribeRequest{}
+	for _, n := range needs {
+		if !slices.Contains(q.GetScopes(), n.Scope) {
+			q.Scopes = append(q.Scopes, n.Scope)
+		}
+	}
+	r, err := stub.Describe(ctx, q)
+	if err != nil {
+		return nil, onTheWay(err)
+	}
+	var ps []*providers.Provider
+	failed := map[providers.Need]error{}
+	for _, n := range needs {
+		i := slices.IndexFunc(r.GetProviders(), func(d *wirepb.Provider) bool { return d.GetScope() == n.Scope && d.GetName() == n.Provider })
+		if i < 0 {
+			failed[n] = missing(r, n)
+			continue
+		}
+		p, err := described(stub, r.GetProviders()[i])
+		if err != nil {
+			failed[n] = err
+			continue
+		}
+		ps = append(ps, p)
+	}
+	set, err := providers.NewSet(ps...)
+	if err != nil {
+		return nil, err
+	}
+	for n, err := range failed {
+		set.Fail(n.Scope, n.Provider, err)
+	}
+	return set, nil
+}
+
+// missing returns why a provider is not served.
+func missing(r *wirepb.DescribeResponse, n providers.Need) error {
+	for _, m := range r.GetMissing() {
+		if m.GetScope() == n.Scope && (m.GetName() == n.Provider || m.GetName() == "") {
+			return errors.New(m.GetWhy())
+		}
+	}
+	return fmt.Errorf("%s is not served in scope %s", n.Provider, n.Scope)
+}
+
+// described returns a provider of the other side.
+func described(stub wirepb.ProvidersClient, d *wirepb.Provider) (*providers.Provider, error) {
+	kinds := make([]providers.Served, len(d.GetKinds()))
+	for i, k := range d.GetKinds() {
+		far := &remote{stub, &wirepb.Where{Scope: d.GetScope(), Kind: k.GetName()}}
+		kinds[i] = providers.Served{Name: k.GetName(), Kind: far}
+		if k.GetWatches() {
+			kinds[i].Watch = far.watch
+		}
+		strict := json.NewDecoder(bytes.NewReader(k.GetTraits()))
+		strict.DisallowUnknownFields()
+		if err := strict.Decode(&kinds[i].Traits); err != nil {
+			return nil, fmt.Errorf("the server offers %s with traits that this version does not know (%w): use the same version on both sides", k.GetName(), err)
+		}
+	}
+	p := providers.New(d.GetName(), d.GetScope(), nil, kinds...)
+	p.Limit = int(d.GetLimit())
+	beside(p, stub, d)
+	return p, nil
 }
 
 // beside adds the calls that belong to the provider and not to a kind.
@@ -117,7 +173,7 @@ func toldOrLost(err error) error {
 	if err == nil {
 		return nil
 	}
-	if f, ok := failureOf(err); ok {
+	if f, ok := FailureOf(err); ok {
 		return decodeFailure(f)
 	}
 	return onTheWay(err)
@@ -131,7 +187,7 @@ type remote struct {
 
 // readError returns the error of a call that changes nothing. One that failed on the way may be repeated.
 func (r *remote) readError(op string, err error) error {
-	if f, ok := failureOf(err); ok {
+	if f, ok := FailureOf(err); ok {
 		return decodeFailure(f)
 	}
 	class := providers.Transient
@@ -218,7 +274,7 @@ func (r *remote) change(op string, c *providers.Call, call func(*wirepb.CallRequ
 		c.Chose(chosen)
 		return nil
 	}
-	if f, ok := failureOf(err); ok {
+	if f, ok := FailureOf(err); ok {
 		c.Chose(f.GetChosen())
 		return decodeFailure(f)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -25,15 +26,23 @@ const (
 	pageBytes  = 1 << 20
 )
 
-// Serve offers providers to the clients of r. A panic of one of them is an error for the caller and is logged, without its text,
-// which may contain a secret. The providers are not closed.
+// Serve offers providers to the clients of r, as [New] does.
 func Serve(r grpc.ServiceRegistrar, log *slog.Logger, ps ...*providers.Provider) error {
+	s, err := New(log, ps...)
+	if err == nil {
+		wirepb.RegisterProvidersServer(r, s)
+	}
+	return err
+}
+
+// New returns the server of providers. A panic of one of them is an error for the caller and is logged, without its text, which may
+// contain a secret. The providers are not closed.
+func New(log *slog.Logger, ps ...*providers.Provider) (wirepb.ProvidersServer, error) {
 	set, err := providers.NewSet(ps...)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	wirepb.RegisterProvidersServer(r, &server{set: set, log: log})
-	return nil
+	return &server{set: set, log: log}, nil
 }
 
 type server struct {
@@ -43,9 +52,12 @@ type server struct {
 	keys keyed.Mutex // of changes: an attempt that the client gave up may still run here
 }
 
-func (s *server) Describe(context.Context, *wirepb.DescribeRequest) (*wirepb.DescribeResponse, error) {
+func (s *server) Describe(_ context.Context, q *wirepb.DescribeRequest) (*wirepb.DescribeResponse, error) {
 	r := &wirepb.DescribeResponse{}
 	for _, p := range s.set.All() {
+		if len(q.GetScopes()) > 0 && !slices.Contains(q.GetScopes(), p.Scope) {
+			continue
+		}
 		described := &wirepb.Provider{
 			Name: p.Name, Scope: p.Scope, Limit: int64(p.Limit),
 			Fences: p.Fence != nil, Identifies: p.Identity != nil, Builds: p.Build != nil, HasHealth: p.Health != nil,
@@ -68,7 +80,7 @@ func (s *server) guard(call *wirepb.Failure, err *error) {
 	if p := recover(); p != nil {
 		s.log.Error("provider panicked", "op", call.GetOp(), "kind", call.GetKind(), "ref", call.GetRef(), "stack", string(debug.Stack()))
 		call.Message = "the provider panicked; see its log"
-		*err = statusOf(call)
+		*err = StatusOf(call)
 	}
 }
 
@@ -89,7 +101,7 @@ func (s *server) List(r *wirepb.ListRequest, out grpc.ServerStreamingServer[wire
 	pages := pager{out: out}
 	for th, err := range k.Kind.List(out.Context()) {
 		if err != nil {
-			return statusOf(encodeFailure(err))
+			return StatusOf(EncodeFailure(err))
 		}
 		if err := pages.add(&th); err != nil {
 			return err
@@ -106,7 +118,7 @@ func (s *server) Get(r *wirepb.GetRequest, out grpc.ServerStreamingServer[wirepb
 	}
 	things, err := k.Kind.Get(out.Context(), r.GetIds())
 	if err != nil {
-		return statusOf(encodeFailure(err))
+		return StatusOf(EncodeFailure(err))
 	}
 	pages := pager{out: out}
 	for i := range things {
@@ -128,7 +140,7 @@ func (s *server) Watch(r *wirepb.WatchRequest, out grpc.ServerStreamingServer[wi
 	}
 	for ids, err := range k.Watch(out.Context()) {
 		if err != nil {
-			return statusOf(encodeFailure(err))
+			return StatusOf(EncodeFailure(err))
 		}
 		if err := out.Send(&wirepb.Changes{Ids: ids}); err != nil { // a client that does not read is waited for
 			return err
@@ -177,9 +189,9 @@ func (s *server) change(ctx context.Context, op string, r *wirepb.CallRequest, v
 		return "", err
 	}
 	fail := func(err error) (string, error) {
-		f := encodeFailure(err)
+		f := EncodeFailure(err)
 		f.Chosen = c.Answer.ID
-		return "", statusOf(f)
+		return "", StatusOf(f)
 	}
 	c.Answer = &providers.Answer{}
 	if c.Key != "" {
@@ -225,7 +237,7 @@ func ask[T any](s *server, which *wirepb.Which, of func(*providers.Provider) fun
 			return answer, status.Error(codes.Unimplemented, errNoSuch.Error())
 		}
 		if answer, err = call(); err != nil {
-			return answer, statusOf(encodeFailure(err))
+			return answer, StatusOf(EncodeFailure(err))
 		}
 		return answer, nil
 	}
@@ -271,7 +283,7 @@ func (s *server) Health(ctx context.Context, r *wirepb.HealthRequest) (*wirepb.H
 			return nil
 		}
 		return func() (*wirepb.HealthResponse, error) {
-			return &wirepb.HealthResponse{Down: encodeFailure(p.Health(ctx))}, nil
+			return &wirepb.HealthResponse{Down: EncodeFailure(p.Health(ctx))}, nil
 		}
 	})
 }

@@ -138,8 +138,8 @@ var statusCodes = map[providers.Class]codes.Code{
 	providers.Invalid: codes.InvalidArgument, providers.Unsupported: codes.Unimplemented,
 }
 
-// encodeFailure returns the message of an error; nil for nil.
-func encodeFailure(err error) *wirepb.Failure {
+// EncodeFailure returns the message of an error; nil for nil.
+func EncodeFailure(err error) *wirepb.Failure {
 	if err == nil {
 		return nil
 	}
@@ -164,8 +164,8 @@ func encodeFailure(err error) *wirepb.Failure {
 	return f
 }
 
-// statusOf returns the status that carries a failure.
-func statusOf(f *wirepb.Failure) error {
+// StatusOf returns the status that carries a failure.
+func StatusOf(f *wirepb.Failure) error {
 	code, ok := statusCodes[providers.Class(f.GetClass())]
 	if !ok {
 		code = codes.Unknown
@@ -213,8 +213,8 @@ func decodeFailure(f *wirepb.Failure) error {
 	}
 }
 
-// failureOf returns the failure at the provider; ok is false when the call failed on the way.
-func failureOf(err error) (f *wirepb.Failure, ok bool) {
+// FailureOf returns the failure at the provider; ok is false when the call failed on the way.
+func FailureOf(err error) (f *wirepb.Failure, ok bool) {
 	for _, d := range status.Convert(err).Details() {
 		if f, ok = d.(*wirepb.Failure); ok {
 			return f, true

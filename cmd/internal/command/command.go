@@ -171,11 +171,12 @@ func (a *app) say(text string) { _, _ = io.WriteString(a.err, text) }
 
 // groups of commands in the main help.
 const (
-	groupMain  = "main"
-	groupLook  = "look"
-	groupRuns  = "runs"
-	groupState = "state"
-	groupTools = "tools"
+	groupMain   = "main"
+	groupLook   = "look"
+	groupRuns   = "runs"
+	groupAgents = "agents"
+	groupState  = "state"
+	groupTools  = "tools"
 )
 
 // root builds the tree of commands.
@@ -205,6 +206,7 @@ Both -flag and --flag are accepted.`,
 		&cobra.Group{ID: groupMain, Title: "Main commands:"},
 		&cobra.Group{ID: groupLook, Title: "Documents and resources:"},
 		&cobra.Group{ID: groupRuns, Title: "Runs:"},
+		&cobra.Group{ID: groupAgents, Title: "Sites that run themselves:"},
 		&cobra.Group{ID: groupState, Title: "State, holds and locks:"},
 		&cobra.Group{ID: groupTools, Title: "Tools:"},
 	)
@@ -221,6 +223,7 @@ Both -flag and --flag are accepted.`,
 	add(groupMain, a.initCommand(), a.validateCommand(), a.planCommand(), a.applyCommand(), a.destroyCommand(), a.driftCommand())
 	add(groupLook, a.fmtCommand(), a.schemaCommand(), a.putCommand(), a.getCommand(), a.historyCommand(), a.diffCommand(), a.showCommand(), a.explainCommand(), a.graphCommand(), a.observeCommand(), a.importCommand(), a.inventoryCommand())
 	add(groupRuns, a.runsCommand(), a.cancelCommand(), a.resumeCommand(), a.rollbackCommand())
+	add(groupAgents, a.serveCommand(), a.agentCommand(), a.trustCommand())
 	add(groupState, a.stateCommand(), a.holdCommand(), a.releaseCommand(), a.freezeCommand(), a.lockCommand(), a.forceUnlockCommand(), a.auditCommand())
 	add(groupTools, a.devCommand(), a.manCommand(), a.versionCommand())
 	root.AddCommand(a.evalCommand())

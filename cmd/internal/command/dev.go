@@ -23,7 +23,7 @@ import (
 )
 
 func (a *app) devCommand() *cobra.Command {
-	return group("dev", "Rehearse without a site", "Simulated systems for development and rehearsal without a site.", a.devCarbideCommand())
+	return group("dev", "Rehearse without a site", "Simulated systems for development and rehearsal without a site.", a.devSiteCommand(), a.devCarbideCommand(), a.devWorldCommand())
 }
 
 // simulating are the flags of the simulator.

@@ -124,12 +124,12 @@ func (s *session) publish(ctx context.Context, r *drift.Report, printJSON func(a
 
 // watchDrift reports drift whenever it becomes different, until ctx is done.
 func (s *session) watchDrift(ctx context.Context, e *engine.Engine, site schema.Site, interval time.Duration) error {
-	needs, err := s.offers()
+	needs, err := s.offers(ctx)
 	if err != nil {
 		return err
 	}
 	var last []byte
-	return s.eachChange(e.Watch(ctx, site, needs, nil, interval), func([]schema.Place) error {
+	return s.eachChange(e.Watch(ctx, site, engine.Watching{Needs: needs, Full: interval}), func([]schema.Place) error {
 		r, err := s.drift(ctx, e)
 		if err != nil {
 			return err

@@ -18,10 +18,11 @@ const (
 	envSite       = "CONVERGE_SITE"
 	envEndpoints  = "CONVERGE_ETCD_ENDPOINTS"
 	envConfig     = "CONVERGE_CLI_CONFIG_FILE"
-	envTrace      = "TRACEPARENT" // of the caller; W3C trace context
+	envServer     = "CONVERGE_SERVER" // of the site agent
+	envTrace      = "TRACEPARENT"     // of the caller; W3C trace context
 )
 
-var envNames = []string{envLog, envLogPath, envInput, envAutomation, envArgs, envDataDir, envSite, envEndpoints, envConfig}
+var envNames = []string{envLog, envLogPath, envInput, envAutomation, envArgs, envDataDir, envSite, envEndpoints, envConfig, envServer}
 
 // An env is the environment.
 type env map[string]string

@@ -215,7 +215,7 @@ func (s *session) survey(ctx context.Context, site schema.Site) (*survey.Survey,
 	if err != nil {
 		return nil, err
 	}
-	needs, err := s.offers()
+	needs, err := s.offers(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -223,11 +223,19 @@ func (s *session) survey(ctx context.Context, site schema.Site) (*survey.Survey,
 }
 
 // offers lists every provider that the configuration reaches.
-func (s *session) offers() ([]providers.Need, error) {
+func (s *session) offers(ctx context.Context) ([]providers.Need, error) {
 	if _, err := s.schema(); err != nil {
 		return nil, err
 	}
 	needs, err := all.New(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds}).Offers()
+	if err == nil && s.far != nil && s.conf.Fake == nil {
+		var more []providers.Need
+		if more, err = s.far.offers(ctx); err != nil {
+			return nil, err
+		}
+		_, more = s.split(more)
+		needs = append(needs, more...)
+	}
 	if err == nil && len(needs) == 0 {
 		return nil, &view.Problem{What: "no provider is configured", Where: s.whereConfig()}
 	}

@@ -65,7 +65,7 @@ support a kind; every page says which.`,
 		if err != nil {
 			return err
 		}
-		needs, err := s.offers()
+		needs, err := s.offers(ctx)
 		if err != nil {
 			return err
 		}

@@ -124,7 +124,7 @@ support a kind. To write existing objects as a document, use converge import.`,
 		if of.Site.ID == "" { // providers need one to know marks by
 			of.Site = schema.Site{Name: unnamed, ID: uuid.NewString()}
 		}
-		needs, err := s.offers()
+		needs, err := s.offers(ctx)
 		if err != nil {
 			return err
 		}
@@ -183,7 +183,7 @@ func (a *app) printObservation(found *survey.Survey) error {
 func (s *session) watchItems(ctx context.Context, e *engine.Engine, site schema.Site, needs []providers.Need, want func(schema.Place) bool, interval time.Duration) error {
 	var last survey.Sighting
 	first := true
-	return s.eachChange(e.Watch(ctx, site, needs, want, interval), func(places []schema.Place) error {
+	return s.eachChange(e.Watch(ctx, site, engine.Watching{Needs: needs, Want: want, Full: interval}), func(places []schema.Place) error {
 		found, err := e.Survey(ctx, site, needs, func(p schema.Place) bool { return slices.Contains(places, p) })
 		if err != nil {
 			return err

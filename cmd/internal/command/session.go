@@ -33,6 +33,8 @@ type session struct {
 	only  bool   // it is the only one in the store, and was not named
 	looks bool   // the command plans or surveys, and writes nothing
 	place string // of the store
+
+	far *farSide // nil when there is no site agent
 }
 
 // schema compiles the embedded schema, once.
@@ -108,6 +110,11 @@ func (a *app) openOr(ctx context.Context, doc *schema.Document, documents []stri
 		s.only = true
 	}
 	s.store = state.New(s.kv, s.site)
+	if server := cmp.Or(a.flags.server, a.env[envServer], conf.Server); server != "" {
+		if s.far, err = a.relay(server, conf); err != nil {
+			return nil, err
+		}
+	}
 	return s, nil
 }
 
@@ -184,8 +191,18 @@ func (a *app) onlySite(ctx context.Context, kv state.KV, m missing) (string, err
 	return "", &view.Problem{What: "the store has several sites", Where: strings.Join(sites, ", "), Fix: "Choose one with -site=NAME."}
 }
 
-// engine returns the engine of the site. It is closed at the end of the command.
+// engine returns the engine of the site, whose events the view shows. It is closed at the end of the command.
 func (s *session) engine() (*engine.Engine, error) {
+	return s.engineFor(func(e event.Event) {
+		if _, ok := e.(event.RunStarted); ok {
+			s.started()
+		}
+		s.view.Event(e)
+	})
+}
+
+// engineFor is engine for who shows its events otherwise.
+func (s *session) engineFor(emit event.Sink) (*engine.Engine, error) {
 	sch, err := s.schema()
 	if err != nil {
 		return nil, err
@@ -193,13 +210,7 @@ func (s *session) engine() (*engine.Engine, error) {
 	e := engine.New(engine.Options{
 		Kinds: sch.Kinds(), Store: s.store, Open: s.opener(), Who: who(), Version: s.sys.Version, PID: os.Getpid(), MaxDestroy: string(s.conf.Policy.MaxDestroy),
 		Secrets:     secret.Options{Scrubber: s.scrubber, Source: s.secrets()},
-		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Looks: s.looks, Logger: s.log,
-		Emit: func(e event.Event) {
-			if _, ok := e.(event.RunStarted); ok {
-				s.started()
-			}
-			s.view.Event(e)
-		},
+		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Looks: s.looks, Logger: s.log, Emit: emit,
 	})
 	s.closers = append(s.closers, func() {
 		if err := e.Close(); err != nil {
@@ -214,19 +225,50 @@ func (s *session) secrets() secret.Source {
 	return secret.Source{Lookup: s.env.lookup, Names: s.conf.Secrets.Env, Dir: s.conf.Secrets.Dir}
 }
 
-// opener returns the function that connects to the providers that an engine needs.
+// opener returns the function that connects to the providers that an engine needs: by itself, or through the site agent where the
+// configuration does not say how a node is reached.
 func (s *session) opener() func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
 	var opener *all.Opener
 	return func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 		if opener == nil {
 			opener = all.New(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds, Site: site, Trace: s.env[envTrace], Logger: s.log})
 		}
-		set, err := opener.Open(ctx, needs...)
+		near, far := s.split(needs)
+		set, err := opener.Open(ctx, near...)
 		if err != nil {
 			return nil, &view.Problem{What: "the providers cannot be opened", Where: err.Error(), Fix: s.whereConfig(), Err: err}
 		}
+		if len(far) == 0 {
+			return set, nil
+		}
+		more, err := s.far.open(ctx, far)
+		if err == nil {
+			err = set.Join(more)
+		}
+		if err != nil {
+			return nil, errors.Join(err, set.Close())
+		}
 		return set, nil
 	}
+}
+
+// A far side reaches the nodes of the site by their agents.
+type farSide struct {
+	open   func(ctx context.Context, needs []providers.Need) (*providers.Set, error)
+	offers func(ctx context.Context) ([]providers.Need, error) // what the connected ones serve
+}
+
+// split returns what is reached as the configuration says, and what through the site agent.
+func (s *session) split(needs []providers.Need) (near, far []providers.Need) {
+	for _, n := range needs {
+		_, configured := s.conf.Nodes[n.Scope]
+		if s.far == nil || n.Scope == schema.ScopeSite || configured || s.conf.Fake != nil {
+			near = append(near, n)
+		} else {
+			far = append(far, n)
+		}
+	}
+	return near, far
 }
 
 // whereConfig returns which configuration was used.

@@ -43,6 +43,7 @@ type shared struct {
 
 	endpoints     []string
 	ca, cert, key string
+	server        string
 
 	layout view.PlanLayout // flags of the commands that show plans
 
@@ -68,6 +69,7 @@ func (f *shared) bind(c *cobra.Command) {
 	p.StringVar(&f.ca, "etcd-ca", "", "PEM `file` with the CA certificates for etcd")
 	p.StringVar(&f.cert, "etcd-cert", "", "PEM `file` with the client certificate for etcd")
 	p.StringVar(&f.key, "etcd-key", "", "PEM `file` with the client key for etcd")
+	p.StringVar(&f.server, "server", "", "`address` of a site agent, unix:PATH, to reach nodes that converge.yaml does not list")
 	p.StringVar(&f.dataDir, "data-dir", "", "the `dir`ectory of the embedded store; default: .converge next to converge.yaml")
 	p.DurationVar(&f.evalTimeout, "eval-timeout", 0, fmt.Sprintf("CPU time limit for evaluating a document, a `duration`; default: %v", load.DefaultLimits.Time))
 	p.Int64Var(&f.evalMemory, "eval-memory", 0, fmt.Sprintf("memory limit for evaluating a document, in `mib`; default: %d", load.DefaultLimits.Memory>>20))

@@ -45,6 +45,8 @@ type use struct {
 	acts    bool   // it changes something: its output only reports that
 	after   string // a command that must be run first for that
 	undone  bool   // it has nothing to do after another command
+	serves  bool   // it goes on until it is interrupted
+	lacks   string // offline: it fails, and says that, because of what there is not
 }
 
 // uses has every command; those of dev carbide talk to a simulator, which the scripts do.
@@ -86,6 +88,16 @@ var uses = map[string]use{
 	"lock status":           {},
 	"force-unlock":          {args: "ID", undone: true},
 	"audit":                 {},
+	"serve":                 {serves: true},
+	"agent token create":    {args: "gpu-01", acts: true, after: "trust init -dev DOC"},
+	"agent bootstrap":       {args: "-server=localhost:1 -token-file=token", offline: true, lacks: "the token cannot be read"},
+	"agent run":             {offline: true, lacks: "read the configuration of the agent"},
+	"agent list":            {},
+	"agent revoke":          {args: "gpu-01", undone: true},
+	"trust init":            {args: "-dev -trust-dir=NEW DOC", offline: true, acts: true},
+	"trust show":            {offline: true, lacks: "has no keys for its nodes"},
+	"trust rotate":          {args: "-key=root-1.key", offline: true, lacks: "has no keys for its nodes"},
+	"trust sign":            {args: "-key=root-1.key next.json", offline: true, lacks: "the root key cannot be read"},
 	"man":                   {args: "NEW", offline: true, acts: true},
 	"version":               {offline: true},
 	"completion bash":       {offline: true},
@@ -191,6 +203,11 @@ func TestEveryCommand(t *testing.T) {
 			}
 			status, out := b.ended(b.command(name, u.args))
 			switch {
+			case u.lacks != "":
+				if status != exitError || !strings.Contains(out, u.lacks) {
+					t.Errorf("exit status %d, want it to say %q\n%s", status, u.lacks, out)
+				}
+				return
 			case u.offline && status != exitDone:
 				t.Errorf("without a store: exit status %d\n%s", status, out)
 			case !u.offline && (status != exitError || !strings.Contains(out, nobody)):
@@ -243,7 +260,7 @@ func TestEveryCommandUnsaid(t *testing.T) {
 	}
 	for _, name := range commands() {
 		u := uses[name]
-		if u.offline || u.undone {
+		if u.offline || u.undone || u.serves {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -266,7 +283,7 @@ func TestEveryCommandUnsaid(t *testing.T) {
 				u.args = strings.Replace(u.args, "RUN", run[1], 1)
 			}
 			if u.after != "" {
-				must(u.after, "")
+				must("", u.after)
 			}
 			b.unsaid(name, u)
 		})

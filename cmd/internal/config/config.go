@@ -41,6 +41,7 @@ type File struct {
 	Secrets    Secrets `yaml:"secrets"`
 	Policy     Policy  `yaml:"policy"`
 	Trust      Trust   `yaml:"trust"`
+	Server     string  `yaml:"server"` // unix:PATH of the site agent, through which nodes are reached that are not listed
 	all.Config `yaml:",inline"`
 
 	Path string `yaml:"-"` // of the file; empty when there is none
@@ -160,7 +161,7 @@ func Read(path string) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
-	f, err := parse(data)
+	f, err := parse[File](data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -217,8 +218,9 @@ func (f *File) Signers() (signed.Trust, error) {
 	return signers, nil
 }
 
-func parse(data []byte) (*File, error) {
-	var f File
+// parse reads a configuration of one kind.
+func parse[T any](data []byte) (*T, error) {
+	var f T
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
 		return nil, errors.New(unquoted(strings.TrimPrefix(err.Error(), "yaml: "))[0])
@@ -226,7 +228,7 @@ func parse(data []byte) (*File, error) {
 	if len(doc.Content) == 0 {
 		return &f, nil
 	}
-	if err := known(doc.Content[0], reflect.TypeFor[File](), ""); err != nil {
+	if err := known(doc.Content[0], reflect.TypeFor[T](), ""); err != nil {
 		return nil, err
 	}
 	if err := doc.Decode(&f); err != nil {

@@ -69,11 +69,12 @@ func (x Failure_Cause) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Failure_Cause.Descriptor instead.
 func (Failure_Cause) EnumDescriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{29, 0}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{30, 0}
 }
 
 type DescribeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Scopes        []string               `protobuf:"bytes,1,rep,name=scopes,proto3" json:"scopes,omitempty"` // none: all that this side knows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -108,9 +109,17 @@ func (*DescribeRequest) Descriptor() ([]byte, []int) {
 	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{0}
 }
 
+func (x *DescribeRequest) GetScopes() []string {
+	if x != nil {
+		return x.Scopes
+	}
+	return nil
+}
+
 type DescribeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Providers     []*Provider            `protobuf:"bytes,1,rep,name=providers,proto3" json:"providers,omitempty"`
+	Missing       []*Missing             `protobuf:"bytes,2,rep,name=missing,proto3" json:"missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -152,6 +161,74 @@ func (x *DescribeResponse) GetProviders() []*Provider {
 	return nil
 }
 
+func (x *DescribeResponse) GetMissing() []*Missing {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+// Missing says why a provider is not among those described.
+type Missing struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: any other in the scope
+	Why           string                 `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Missing) Reset() {
+	*x = Missing{}
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Missing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Missing) ProtoMessage() {}
+
+func (x *Missing) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Missing.ProtoReflect.Descriptor instead.
+func (*Missing) Descriptor() ([]byte, []int) {
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Missing) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *Missing) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Missing) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 type Provider struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -170,7 +247,7 @@ type Provider struct {
 
 func (x *Provider) Reset() {
 	*x = Provider{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[2]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -182,7 +259,7 @@ func (x *Provider) String() string {
 func (*Provider) ProtoMessage() {}
 
 func (x *Provider) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[2]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -195,7 +272,7 @@ func (x *Provider) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Provider.ProtoReflect.Descriptor instead.
 func (*Provider) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{2}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Provider) GetName() string {
@@ -272,7 +349,7 @@ type Served struct {
 
 func (x *Served) Reset() {
 	*x = Served{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[3]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -284,7 +361,7 @@ func (x *Served) String() string {
 func (*Served) ProtoMessage() {}
 
 func (x *Served) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[3]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -297,7 +374,7 @@ func (x *Served) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Served.ProtoReflect.Descriptor instead.
 func (*Served) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{3}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Served) GetName() string {
@@ -332,7 +409,7 @@ type Where struct {
 
 func (x *Where) Reset() {
 	*x = Where{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[4]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -344,7 +421,7 @@ func (x *Where) String() string {
 func (*Where) ProtoMessage() {}
 
 func (x *Where) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[4]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -357,7 +434,7 @@ func (x *Where) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Where.ProtoReflect.Descriptor instead.
 func (*Where) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{4}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Where) GetScope() string {
@@ -383,7 +460,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[5]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +472,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[5]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +485,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{5}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListRequest) GetWhere() *Where {
@@ -428,7 +505,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[6]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -440,7 +517,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[6]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -453,7 +530,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{6}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetRequest) GetWhere() *Where {
@@ -479,7 +556,7 @@ type Things struct {
 
 func (x *Things) Reset() {
 	*x = Things{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[7]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -491,7 +568,7 @@ func (x *Things) String() string {
 func (*Things) ProtoMessage() {}
 
 func (x *Things) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[7]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -504,7 +581,7 @@ func (x *Things) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Things.ProtoReflect.Descriptor instead.
 func (*Things) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{7}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Things) GetThings() []*Thing {
@@ -523,7 +600,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[8]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -535,7 +612,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[8]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -548,7 +625,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{8}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchRequest) GetWhere() *Where {
@@ -567,7 +644,7 @@ type Changes struct {
 
 func (x *Changes) Reset() {
 	*x = Changes{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[9]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -579,7 +656,7 @@ func (x *Changes) String() string {
 func (*Changes) ProtoMessage() {}
 
 func (x *Changes) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[9]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -592,7 +669,7 @@ func (x *Changes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Changes.ProtoReflect.Descriptor instead.
 func (*Changes) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{9}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Changes) GetIds() []string {
@@ -613,7 +690,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[10]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -625,7 +702,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[10]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -638,7 +715,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{10}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Mark) GetSite() string {
@@ -682,7 +759,7 @@ type Thing struct {
 
 func (x *Thing) Reset() {
 	*x = Thing{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[11]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -694,7 +771,7 @@ func (x *Thing) String() string {
 func (*Thing) ProtoMessage() {}
 
 func (x *Thing) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[11]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -707,7 +784,7 @@ func (x *Thing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Thing.ProtoReflect.Descriptor instead.
 func (*Thing) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{11}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Thing) GetId() string {
@@ -812,7 +889,7 @@ type CallRequest struct {
 
 func (x *CallRequest) Reset() {
 	*x = CallRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[12]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +901,7 @@ func (x *CallRequest) String() string {
 func (*CallRequest) ProtoMessage() {}
 
 func (x *CallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[12]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +914,7 @@ func (x *CallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallRequest.ProtoReflect.Descriptor instead.
 func (*CallRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{12}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CallRequest) GetRef() string {
@@ -919,7 +996,7 @@ type CreateResponse struct {
 
 func (x *CreateResponse) Reset() {
 	*x = CreateResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[13]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -931,7 +1008,7 @@ func (x *CreateResponse) String() string {
 func (*CreateResponse) ProtoMessage() {}
 
 func (x *CreateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[13]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -944,7 +1021,7 @@ func (x *CreateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateResponse.ProtoReflect.Descriptor instead.
 func (*CreateResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{13}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateResponse) GetChosen() string {
@@ -962,7 +1039,7 @@ type UpdateResponse struct {
 
 func (x *UpdateResponse) Reset() {
 	*x = UpdateResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1051,7 @@ func (x *UpdateResponse) String() string {
 func (*UpdateResponse) ProtoMessage() {}
 
 func (x *UpdateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1064,7 @@ func (x *UpdateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateResponse.ProtoReflect.Descriptor instead.
 func (*UpdateResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{14}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{15}
 }
 
 type DeleteResponse struct {
@@ -998,7 +1075,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +1087,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +1100,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{15}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{16}
 }
 
 // Which names a provider.
@@ -1037,7 +1114,7 @@ type Which struct {
 
 func (x *Which) Reset() {
 	*x = Which{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1126,7 @@ func (x *Which) String() string {
 func (*Which) ProtoMessage() {}
 
 func (x *Which) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1139,7 @@ func (x *Which) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Which.ProtoReflect.Descriptor instead.
 func (*Which) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{16}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Which) GetScope() string {
@@ -1089,7 +1166,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1178,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1191,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{17}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FenceRequest) GetWhich() *Which {
@@ -1139,7 +1216,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1228,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1241,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{18}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{19}
 }
 
 type IdentifyRequest struct {
@@ -1176,7 +1253,7 @@ type IdentifyRequest struct {
 
 func (x *IdentifyRequest) Reset() {
 	*x = IdentifyRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1265,7 @@ func (x *IdentifyRequest) String() string {
 func (*IdentifyRequest) ProtoMessage() {}
 
 func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1278,7 @@ func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyRequest.ProtoReflect.Descriptor instead.
 func (*IdentifyRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{19}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *IdentifyRequest) GetWhich() *Which {
@@ -1220,7 +1297,7 @@ type IdentifyResponse struct {
 
 func (x *IdentifyResponse) Reset() {
 	*x = IdentifyResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1309,7 @@ func (x *IdentifyResponse) String() string {
 func (*IdentifyResponse) ProtoMessage() {}
 
 func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,7 +1322,7 @@ func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyResponse.ProtoReflect.Descriptor instead.
 func (*IdentifyResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{20}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *IdentifyResponse) GetIdentity() string {
@@ -1264,7 +1341,7 @@ type BuildRequest struct {
 
 func (x *BuildRequest) Reset() {
 	*x = BuildRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1276,7 +1353,7 @@ func (x *BuildRequest) String() string {
 func (*BuildRequest) ProtoMessage() {}
 
 func (x *BuildRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1289,7 +1366,7 @@ func (x *BuildRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildRequest.ProtoReflect.Descriptor instead.
 func (*BuildRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{21}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BuildRequest) GetWhich() *Which {
@@ -1308,7 +1385,7 @@ type BuildResponse struct {
 
 func (x *BuildResponse) Reset() {
 	*x = BuildResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1397,7 @@ func (x *BuildResponse) String() string {
 func (*BuildResponse) ProtoMessage() {}
 
 func (x *BuildResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1410,7 @@ func (x *BuildResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildResponse.ProtoReflect.Descriptor instead.
 func (*BuildResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{22}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *BuildResponse) GetBuild() string {
@@ -1352,7 +1429,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1441,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1454,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{23}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HealthRequest) GetWhich() *Which {
@@ -1396,7 +1473,7 @@ type HealthResponse struct {
 
 func (x *HealthResponse) Reset() {
 	*x = HealthResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1408,7 +1485,7 @@ func (x *HealthResponse) String() string {
 func (*HealthResponse) ProtoMessage() {}
 
 func (x *HealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1421,7 +1498,7 @@ func (x *HealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthResponse.ProtoReflect.Descriptor instead.
 func (*HealthResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{24}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HealthResponse) GetDown() *Failure {
@@ -1441,7 +1518,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1453,7 +1530,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1466,7 +1543,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{25}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Target) GetKind() string {
@@ -1494,7 +1571,7 @@ type ObstaclesRequest struct {
 
 func (x *ObstaclesRequest) Reset() {
 	*x = ObstaclesRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1506,7 +1583,7 @@ func (x *ObstaclesRequest) String() string {
 func (*ObstaclesRequest) ProtoMessage() {}
 
 func (x *ObstaclesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1519,7 +1596,7 @@ func (x *ObstaclesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObstaclesRequest.ProtoReflect.Descriptor instead.
 func (*ObstaclesRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{26}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ObstaclesRequest) GetWhich() *Which {
@@ -1552,7 +1629,7 @@ type ObstaclesResponse struct {
 
 func (x *ObstaclesResponse) Reset() {
 	*x = ObstaclesResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[27]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1564,7 +1641,7 @@ func (x *ObstaclesResponse) String() string {
 func (*ObstaclesResponse) ProtoMessage() {}
 
 func (x *ObstaclesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[27]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1577,7 +1654,7 @@ func (x *ObstaclesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObstaclesResponse.ProtoReflect.Descriptor instead.
 func (*ObstaclesResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{27}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ObstaclesResponse) GetObstacles() []*Obstacle {
@@ -1597,7 +1674,7 @@ type Obstacle struct {
 
 func (x *Obstacle) Reset() {
 	*x = Obstacle{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[28]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1609,7 +1686,7 @@ func (x *Obstacle) String() string {
 func (*Obstacle) ProtoMessage() {}
 
 func (x *Obstacle) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[28]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1622,7 +1699,7 @@ func (x *Obstacle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Obstacle.ProtoReflect.Descriptor instead.
 func (*Obstacle) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{28}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Obstacle) GetTarget() *Target {
@@ -1659,7 +1736,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[29]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1748,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[29]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1761,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{29}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Failure) GetOp() string {
@@ -1769,7 +1846,7 @@ type Outdated struct {
 
 func (x *Outdated) Reset() {
 	*x = Outdated{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[30]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +1858,7 @@ func (x *Outdated) String() string {
 func (*Outdated) ProtoMessage() {}
 
 func (x *Outdated) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[30]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +1871,7 @@ func (x *Outdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outdated.ProtoReflect.Descriptor instead.
 func (*Outdated) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{30}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Outdated) GetOn() string {
@@ -1822,10 +1899,16 @@ var File_providers_wire_wirepb_providers_proto protoreflect.FileDescriptor
 
 const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\n" +
-	"%providers/wire/wirepb/providers.proto\x12\x15converge.providers.v1\"\x11\n" +
-	"\x0fDescribeRequest\"Q\n" +
+	"%providers/wire/wirepb/providers.proto\x12\x15converge.providers.v1\")\n" +
+	"\x0fDescribeRequest\x12\x16\n" +
+	"\x06scopes\x18\x01 \x03(\tR\x06scopes\"\x8b\x01\n" +
 	"\x10DescribeResponse\x12=\n" +
-	"\tproviders\x18\x01 \x03(\v2\x1f.converge.providers.v1.ProviderR\tproviders\"\x8a\x02\n" +
+	"\tproviders\x18\x01 \x03(\v2\x1f.converge.providers.v1.ProviderR\tproviders\x128\n" +
+	"\amissing\x18\x02 \x03(\v2\x1e.converge.providers.v1.MissingR\amissing\"E\n" +
+	"\aMissing\x12\x14\n" +
+	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"\x8a\x02\n" +
 	"\bProvider\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x14\n" +
@@ -1970,91 +2053,93 @@ func file_providers_wire_wirepb_providers_proto_rawDescGZIP() []byte {
 }
 
 var file_providers_wire_wirepb_providers_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_providers_wire_wirepb_providers_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_providers_wire_wirepb_providers_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_providers_wire_wirepb_providers_proto_goTypes = []any{
 	(Failure_Cause)(0),        // 0: converge.providers.v1.Failure.Cause
 	(*DescribeRequest)(nil),   // 1: converge.providers.v1.DescribeRequest
 	(*DescribeResponse)(nil),  // 2: converge.providers.v1.DescribeResponse
-	(*Provider)(nil),          // 3: converge.providers.v1.Provider
-	(*Served)(nil),            // 4: converge.providers.v1.Served
-	(*Where)(nil),             // 5: converge.providers.v1.Where
-	(*ListRequest)(nil),       // 6: converge.providers.v1.ListRequest
-	(*GetRequest)(nil),        // 7: converge.providers.v1.GetRequest
-	(*Things)(nil),            // 8: converge.providers.v1.Things
-	(*WatchRequest)(nil),      // 9: converge.providers.v1.WatchRequest
-	(*Changes)(nil),           // 10: converge.providers.v1.Changes
-	(*Mark)(nil),              // 11: converge.providers.v1.Mark
-	(*Thing)(nil),             // 12: converge.providers.v1.Thing
-	(*CallRequest)(nil),       // 13: converge.providers.v1.CallRequest
-	(*CreateResponse)(nil),    // 14: converge.providers.v1.CreateResponse
-	(*UpdateResponse)(nil),    // 15: converge.providers.v1.UpdateResponse
-	(*DeleteResponse)(nil),    // 16: converge.providers.v1.DeleteResponse
-	(*Which)(nil),             // 17: converge.providers.v1.Which
-	(*FenceRequest)(nil),      // 18: converge.providers.v1.FenceRequest
-	(*FenceResponse)(nil),     // 19: converge.providers.v1.FenceResponse
-	(*IdentifyRequest)(nil),   // 20: converge.providers.v1.IdentifyRequest
-	(*IdentifyResponse)(nil),  // 21: converge.providers.v1.IdentifyResponse
-	(*BuildRequest)(nil),      // 22: converge.providers.v1.BuildRequest
-	(*BuildResponse)(nil),     // 23: converge.providers.v1.BuildResponse
-	(*HealthRequest)(nil),     // 24: converge.providers.v1.HealthRequest
-	(*HealthResponse)(nil),    // 25: converge.providers.v1.HealthResponse
-	(*Target)(nil),            // 26: converge.providers.v1.Target
-	(*ObstaclesRequest)(nil),  // 27: converge.providers.v1.ObstaclesRequest
-	(*ObstaclesResponse)(nil), // 28: converge.providers.v1.ObstaclesResponse
-	(*Obstacle)(nil),          // 29: converge.providers.v1.Obstacle
-	(*Failure)(nil),           // 30: converge.providers.v1.Failure
-	(*Outdated)(nil),          // 31: converge.providers.v1.Outdated
+	(*Missing)(nil),           // 3: converge.providers.v1.Missing
+	(*Provider)(nil),          // 4: converge.providers.v1.Provider
+	(*Served)(nil),            // 5: converge.providers.v1.Served
+	(*Where)(nil),             // 6: converge.providers.v1.Where
+	(*ListRequest)(nil),       // 7: converge.providers.v1.ListRequest
+	(*GetRequest)(nil),        // 8: converge.providers.v1.GetRequest
+	(*Things)(nil),            // 9: converge.providers.v1.Things
+	(*WatchRequest)(nil),      // 10: converge.providers.v1.WatchRequest
+	(*Changes)(nil),           // 11: converge.providers.v1.Changes
+	(*Mark)(nil),              // 12: converge.providers.v1.Mark
+	(*Thing)(nil),             // 13: converge.providers.v1.Thing
+	(*CallRequest)(nil),       // 14: converge.providers.v1.CallRequest
+	(*CreateResponse)(nil),    // 15: converge.providers.v1.CreateResponse
+	(*UpdateResponse)(nil),    // 16: converge.providers.v1.UpdateResponse
+	(*DeleteResponse)(nil),    // 17: converge.providers.v1.DeleteResponse
+	(*Which)(nil),             // 18: converge.providers.v1.Which
+	(*FenceRequest)(nil),      // 19: converge.providers.v1.FenceRequest
+	(*FenceResponse)(nil),     // 20: converge.providers.v1.FenceResponse
+	(*IdentifyRequest)(nil),   // 21: converge.providers.v1.IdentifyRequest
+	(*IdentifyResponse)(nil),  // 22: converge.providers.v1.IdentifyResponse
+	(*BuildRequest)(nil),      // 23: converge.providers.v1.BuildRequest
+	(*BuildResponse)(nil),     // 24: converge.providers.v1.BuildResponse
+	(*HealthRequest)(nil),     // 25: converge.providers.v1.HealthRequest
+	(*HealthResponse)(nil),    // 26: converge.providers.v1.HealthResponse
+	(*Target)(nil),            // 27: converge.providers.v1.Target
+	(*ObstaclesRequest)(nil),  // 28: converge.providers.v1.ObstaclesRequest
+	(*ObstaclesResponse)(nil), // 29: converge.providers.v1.ObstaclesResponse
+	(*Obstacle)(nil),          // 30: converge.providers.v1.Obstacle
+	(*Failure)(nil),           // 31: converge.providers.v1.Failure
+	(*Outdated)(nil),          // 32: converge.providers.v1.Outdated
 }
 var file_providers_wire_wirepb_providers_proto_depIdxs = []int32{
-	3,  // 0: converge.providers.v1.DescribeResponse.providers:type_name -> converge.providers.v1.Provider
-	4,  // 1: converge.providers.v1.Provider.kinds:type_name -> converge.providers.v1.Served
-	5,  // 2: converge.providers.v1.ListRequest.where:type_name -> converge.providers.v1.Where
-	5,  // 3: converge.providers.v1.GetRequest.where:type_name -> converge.providers.v1.Where
-	12, // 4: converge.providers.v1.Things.things:type_name -> converge.providers.v1.Thing
-	5,  // 5: converge.providers.v1.WatchRequest.where:type_name -> converge.providers.v1.Where
-	11, // 6: converge.providers.v1.Thing.mark:type_name -> converge.providers.v1.Mark
-	11, // 7: converge.providers.v1.CallRequest.mark:type_name -> converge.providers.v1.Mark
-	17, // 8: converge.providers.v1.FenceRequest.which:type_name -> converge.providers.v1.Which
-	17, // 9: converge.providers.v1.IdentifyRequest.which:type_name -> converge.providers.v1.Which
-	17, // 10: converge.providers.v1.BuildRequest.which:type_name -> converge.providers.v1.Which
-	17, // 11: converge.providers.v1.HealthRequest.which:type_name -> converge.providers.v1.Which
-	30, // 12: converge.providers.v1.HealthResponse.down:type_name -> converge.providers.v1.Failure
-	17, // 13: converge.providers.v1.ObstaclesRequest.which:type_name -> converge.providers.v1.Which
-	26, // 14: converge.providers.v1.ObstaclesRequest.deletes:type_name -> converge.providers.v1.Target
-	26, // 15: converge.providers.v1.ObstaclesRequest.changes:type_name -> converge.providers.v1.Target
-	29, // 16: converge.providers.v1.ObstaclesResponse.obstacles:type_name -> converge.providers.v1.Obstacle
-	26, // 17: converge.providers.v1.Obstacle.target:type_name -> converge.providers.v1.Target
-	0,  // 18: converge.providers.v1.Failure.cause:type_name -> converge.providers.v1.Failure.Cause
-	31, // 19: converge.providers.v1.Failure.outdated:type_name -> converge.providers.v1.Outdated
-	1,  // 20: converge.providers.v1.Providers.Describe:input_type -> converge.providers.v1.DescribeRequest
-	6,  // 21: converge.providers.v1.Providers.List:input_type -> converge.providers.v1.ListRequest
-	7,  // 22: converge.providers.v1.Providers.Get:input_type -> converge.providers.v1.GetRequest
-	9,  // 23: converge.providers.v1.Providers.Watch:input_type -> converge.providers.v1.WatchRequest
-	13, // 24: converge.providers.v1.Providers.Create:input_type -> converge.providers.v1.CallRequest
-	13, // 25: converge.providers.v1.Providers.Update:input_type -> converge.providers.v1.CallRequest
-	13, // 26: converge.providers.v1.Providers.Delete:input_type -> converge.providers.v1.CallRequest
-	18, // 27: converge.providers.v1.Providers.Fence:input_type -> converge.providers.v1.FenceRequest
-	20, // 28: converge.providers.v1.Providers.Identify:input_type -> converge.providers.v1.IdentifyRequest
-	22, // 29: converge.providers.v1.Providers.Build:input_type -> converge.providers.v1.BuildRequest
-	24, // 30: converge.providers.v1.Providers.Health:input_type -> converge.providers.v1.HealthRequest
-	27, // 31: converge.providers.v1.Providers.Obstacles:input_type -> converge.providers.v1.ObstaclesRequest
-	2,  // 32: converge.providers.v1.Providers.Describe:output_type -> converge.providers.v1.DescribeResponse
-	8,  // 33: converge.providers.v1.Providers.List:output_type -> converge.providers.v1.Things
-	8,  // 34: converge.providers.v1.Providers.Get:output_type -> converge.providers.v1.Things
-	10, // 35: converge.providers.v1.Providers.Watch:output_type -> converge.providers.v1.Changes
-	14, // 36: converge.providers.v1.Providers.Create:output_type -> converge.providers.v1.CreateResponse
-	15, // 37: converge.providers.v1.Providers.Update:output_type -> converge.providers.v1.UpdateResponse
-	16, // 38: converge.providers.v1.Providers.Delete:output_type -> converge.providers.v1.DeleteResponse
-	19, // 39: converge.providers.v1.Providers.Fence:output_type -> converge.providers.v1.FenceResponse
-	21, // 40: converge.providers.v1.Providers.Identify:output_type -> converge.providers.v1.IdentifyResponse
-	23, // 41: converge.providers.v1.Providers.Build:output_type -> converge.providers.v1.BuildResponse
-	25, // 42: converge.providers.v1.Providers.Health:output_type -> converge.providers.v1.HealthResponse
-	28, // 43: converge.providers.v1.Providers.Obstacles:output_type -> converge.providers.v1.ObstaclesResponse
-	32, // [32:44] is the sub-list for method output_type
-	20, // [20:32] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	4,  // 0: converge.providers.v1.DescribeResponse.providers:type_name -> converge.providers.v1.Provider
+	3,  // 1: converge.providers.v1.DescribeResponse.missing:type_name -> converge.providers.v1.Missing
+	5,  // 2: converge.providers.v1.Provider.kinds:type_name -> converge.providers.v1.Served
+	6,  // 3: converge.providers.v1.ListRequest.where:type_name -> converge.providers.v1.Where
+	6,  // 4: converge.providers.v1.GetRequest.where:type_name -> converge.providers.v1.Where
+	13, // 5: converge.providers.v1.Things.things:type_name -> converge.providers.v1.Thing
+	6,  // 6: converge.providers.v1.WatchRequest.where:type_name -> converge.providers.v1.Where
+	12, // 7: converge.providers.v1.Thing.mark:type_name -> converge.providers.v1.Mark
+	12, // 8: converge.providers.v1.CallRequest.mark:type_name -> converge.providers.v1.Mark
+	18, // 9: converge.providers.v1.FenceRequest.which:type_name -> converge.providers.v1.Which
+	18, // 10: converge.providers.v1.IdentifyRequest.which:type_name -> converge.providers.v1.Which
+	18, // 11: converge.providers.v1.BuildRequest.which:type_name -> converge.providers.v1.Which
+	18, // 12: converge.providers.v1.HealthRequest.which:type_name -> converge.providers.v1.Which
+	31, // 13: converge.providers.v1.HealthResponse.down:type_name -> converge.providers.v1.Failure
+	18, // 14: converge.providers.v1.ObstaclesRequest.which:type_name -> converge.providers.v1.Which
+	27, // 15: converge.providers.v1.ObstaclesRequest.deletes:type_name -> converge.providers.v1.Target
+	27, // 16: converge.providers.v1.ObstaclesRequest.changes:type_name -> converge.providers.v1.Target
+	30, // 17: converge.providers.v1.ObstaclesResponse.obstacles:type_name -> converge.providers.v1.Obstacle
+	27, // 18: converge.providers.v1.Obstacle.target:type_name -> converge.providers.v1.Target
+	0,  // 19: converge.providers.v1.Failure.cause:type_name -> converge.providers.v1.Failure.Cause
+	32, // 20: converge.providers.v1.Failure.outdated:type_name -> converge.providers.v1.Outdated
+	1,  // 21: converge.providers.v1.Providers.Describe:input_type -> converge.providers.v1.DescribeRequest
+	7,  // 22: converge.providers.v1.Providers.List:input_type -> converge.providers.v1.ListRequest
+	8,  // 23: converge.providers.v1.Providers.Get:input_type -> converge.providers.v1.GetRequest
+	10, // 24: converge.providers.v1.Providers.Watch:input_type -> converge.providers.v1.WatchRequest
+	14, // 25: converge.providers.v1.Providers.Create:input_type -> converge.providers.v1.CallRequest
+	14, // 26: converge.providers.v1.Providers.Update:input_type -> converge.providers.v1.CallRequest
+	14, // 27: converge.providers.v1.Providers.Delete:input_type -> converge.providers.v1.CallRequest
+	19, // 28: converge.providers.v1.Providers.Fence:input_type -> converge.providers.v1.FenceRequest
+	21, // 29: converge.providers.v1.Providers.Identify:input_type -> converge.providers.v1.IdentifyRequest
+	23, // 30: converge.providers.v1.Providers.Build:input_type -> converge.providers.v1.BuildRequest
+	25, // 31: converge.providers.v1.Providers.Health:input_type -> converge.providers.v1.HealthRequest
+	28, // 32: converge.providers.v1.Providers.Obstacles:input_type -> converge.providers.v1.ObstaclesRequest
+	2,  // 33: converge.providers.v1.Providers.Describe:output_type -> converge.providers.v1.DescribeResponse
+	9,  // 34: converge.providers.v1.Providers.List:output_type -> converge.providers.v1.Things
+	9,  // 35: converge.providers.v1.Providers.Get:output_type -> converge.providers.v1.Things
+	11, // 36: converge.providers.v1.Providers.Watch:output_type -> converge.providers.v1.Changes
+	15, // 37: converge.providers.v1.Providers.Create:output_type -> converge.providers.v1.CreateResponse
+	16, // 38: converge.providers.v1.Providers.Update:output_type -> converge.providers.v1.UpdateResponse
+	17, // 39: converge.providers.v1.Providers.Delete:output_type -> converge.providers.v1.DeleteResponse
+	20, // 40: converge.providers.v1.Providers.Fence:output_type -> converge.providers.v1.FenceResponse
+	22, // 41: converge.providers.v1.Providers.Identify:output_type -> converge.providers.v1.IdentifyResponse
+	24, // 42: converge.providers.v1.Providers.Build:output_type -> converge.providers.v1.BuildResponse
+	26, // 43: converge.providers.v1.Providers.Health:output_type -> converge.providers.v1.HealthResponse
+	29, // 44: converge.providers.v1.Providers.Obstacles:output_type -> converge.providers.v1.ObstaclesResponse
+	33, // [33:45] is the sub-list for method output_type
+	21, // [21:33] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_providers_wire_wirepb_providers_proto_init() }
@@ -2068,7 +2153,7 @@ func file_providers_wire_wirepb_providers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_providers_wire_wirepb_providers_proto_rawDesc), len(file_providers_wire_wirepb_providers_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   31,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

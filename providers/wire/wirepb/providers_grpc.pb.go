@@ -42,7 +42,7 @@ const (
 // Providers is the contract of package providers between two processes. Specs, statuses and traits travel as JSON, so that kinds
 // are not repeated here.
 type ProvidersClient interface {
-	// Describe says which providers there are.
+	// Describe says which providers there are, in the given scopes.
 	Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*DescribeResponse, error)
 	// List sends all things of a kind in pages. They are all of them only when the stream ends with status OK.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Things], error)
@@ -223,7 +223,7 @@ func (c *providersClient) Obstacles(ctx context.Context, in *ObstaclesRequest, o
 // Providers is the contract of package providers between two processes. Specs, statuses and traits travel as JSON, so that kinds
 // are not repeated here.
 type ProvidersServer interface {
-	// Describe says which providers there are.
+	// Describe says which providers there are, in the given scopes.
 	Describe(context.Context, *DescribeRequest) (*DescribeResponse, error)
 	// List sends all things of a kind in pages. They are all of them only when the stream ends with status OK.
 	List(*ListRequest, grpc.ServerStreamingServer[Things]) error

@@ -1,0 +1,268 @@
+// Package agent is the node agent: it makes the providers of a machine a part of its site.
+//
+// It dials the site and is called over that connection (package reverse); nothing listens on the node. What it obeys is verified by
+// package task, and what it did is in package ledger. It decides nothing: what should be, in which order, and what is undone, is
+// decided by the engine at the site, for which a node is a set of providers like any other.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"converge.dev/converge/agent/ledger"
+	"converge.dev/converge/agent/task"
+	"converge.dev/converge/internal/retry"
+	"converge.dev/converge/internal/reverse"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/remote"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/trust"
+)
+
+// Options say what an agent serves, and where its site is. All are required unless they say otherwise.
+type Options struct {
+	Dir     string   // of the identity that the node got when it enrolled, and of its ledger
+	Servers []string // HOST:PORT of every replica of the site agent; the agent is connected to all of them
+
+	// Open opens what the node is configured to serve. What cannot be opened is a failure of the set, and is tried again.
+	Open func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error)
+	// Offers lists what the node is configured to serve.
+	Offers func(node string) ([]providers.Need, error)
+
+	Version string // of the agent
+	Logger  *slog.Logger
+	Dial    func(ctx context.Context, address string) (net.Conn, error) // optional; TCP
+	Now     func() time.Time                                            // optional; time.Now
+}
+
+// ledgerName is the file of the ledger in the directory of an agent.
+const ledgerName = "ledger.db"
+
+// An agent is one that runs.
+type agent struct {
+	Options
+	id   *trust.Identity
+	node *remote.Node
+
+	mu      sync.Mutex
+	set     *providers.Set // what is open
+	serves  []*providers.Provider
+	missing map[string]error        // what could not be opened
+	servers map[string]*grpc.Server // that of the last connection to each address
+
+	tend chan struct{} // has an element while the site has a newer trust document
+}
+
+// Run serves the node until ctx is done, and then returns its cause. Tasks in progress are cancelled, and their results stored. It
+// fails at once when the node has not enrolled, or when its ledger is damaged or in use.
+func Run(ctx context.Context, o Options) (err error) {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Dial == nil {
+		o.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", address)
+		}
+	}
+	id, err := trust.OpenIdentity(o.Dir, trust.IdentityOptions{Now: o.Now, Dial: o.Dial})
+	if err != nil {
+		return err
+	}
+	book, err := ledger.Open(filepath.Join(o.Dir, ledgerName), ledger.Options{Now: o.Now})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, book.Close()) }()
+	a := &agent{Options: o, id: id, missing: map[string]error{}, servers: map[string]*grpc.Server{}, tend: make(chan struct{}, 1)}
+	a.node = remote.NewNode(remote.NodeOptions{
+		Name: id.Node(),
+		Tasks: &task.Checker{
+			Site: id.Site().ID, Node: id.Node(), Keys: a.keys, Now: o.Now,
+			Floor: func() time.Time { return book.Standing().Floor },
+		},
+		Ledger: book, Key: id.NodeKey, Trust: func() int64 { return id.Document().Version }, Behind: a.behind, Version: o.Version, Now: o.Now, Logger: o.Logger,
+	})
+	if a.set, err = providers.NewSet(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.set.Close()) }()
+	defer a.node.Close() // before the providers that its tasks use
+
+	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	if err := a.open(ctx); err != nil {
+		return err
+	}
+	o.Logger.Info("agent started", "node", id.Node(), "site", id.Site().Name, "servers", o.Servers)
+	for _, server := range o.Servers {
+		running.Go(func() {
+			_ = reverse.Keep(ctx, id.Node(), func(ctx context.Context) (net.Conn, error) { return a.Dial(ctx, server) }, id.TLS(),
+				func(o ...grpc.ServerOption) *grpc.Server { return a.serve(server, o) }, o.Logger.With("server", server))
+		})
+	}
+	running.Go(func() { a.reopen(ctx) })
+	running.Go(func() { a.renew(ctx) })
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// keys are the keys whose signature makes a task, according to the newest trust document.
+func (a *agent) keys() []task.Key {
+	d := a.id.Document()
+	keys := make([]task.Key, len(d.Tasks))
+	for i, k := range d.Tasks {
+		keys[i] = task.Key(k)
+	}
+	return keys
+}
+
+// open opens what is configured and not open yet.
+func (a *agent) open(ctx context.Context) error {
+	needs, err := a.Offers(a.id.Node())
+	if err != nil {
+		return err
+	}
+	var wanted []providers.Need
+	for _, n := range needs {
+		if !a.opened(n) {
+			wanted = append(wanted, n)
+		}
+	}
+	if len(wanted) == 0 {
+		return nil
+	}
+	set, err := a.Open(ctx, a.id.Site(), wanted)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	for _, n := range wanted {
+		if err := set.Failure(n.Scope, n.Provider); err != nil {
+			a.missing[n.Provider] = err
+		} else {
+			delete(a.missing, n.Provider)
+		}
+	}
+	if more := set.All(); len(more) > 0 {
+		a.serves = append(a.serves, more...)
+		defer a.reconnect() // connections that are made from now on serve it, too
+	}
+	defer a.mu.Unlock()
+	return a.set.Join(set)
+}
+
+func (a *agent) opened(n providers.Need) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range a.serves {
+		if p.Scope == n.Scope && p.Name == n.Provider {
+			return true
+		}
+	}
+	return false
+}
+
+// every is how often it is tried to open what could not be opened.
+const every = 10 * time.Second
+
+// reopen goes on trying to open what is missing.
+func (a *agent) reopen(ctx context.Context) {
+	for retry.Sleep(ctx, every) == nil {
+		if err := a.open(ctx); err != nil && ctx.Err() == nil {
+			a.Logger.Warn("providers could not be opened", "error", err)
+		}
+	}
+}
+
+// serve makes the server for one connection to an address.
+func (a *agent) serve(address string, o []grpc.ServerOption) *grpc.Server {
+	s := grpc.NewServer(o...)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.node.Serve(s, a.serves, a.missing); err != nil { // which no connection can change
+		a.Logger.Error("the node cannot be served", "error", err)
+	}
+	a.servers[address] = s
+	return s
+}
+
+// behind makes the trust document be fetched soon.
+func (a *agent) behind() {
+	select {
+	case a.tend <- struct{}{}:
+	default:
+	}
+}
+
+// renew replaces the certificate in time, and keeps the trust document current.
+func (a *agent) renew(ctx context.Context) {
+	for {
+		next := min(max(a.id.RenewAt().Sub(a.Now()), 0), time.Hour)
+		if err := a.refresh(ctx); err != nil && ctx.Err() == nil {
+			a.Logger.Warn("the certificate or the trust document could not be renewed", "error", err)
+			next = every
+		}
+		timer := time.NewTimer(max(next, every))
+		select {
+		case <-timer.C:
+		case <-a.tend:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// refresh asks the first server that answers for newer trust documents, and for a new certificate when it is time.
+func (a *agent) refresh(ctx context.Context) error {
+	var errs []error
+	for _, server := range a.Servers {
+		err := a.refreshAt(ctx, server)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", server, err))
+	}
+	return errors.Join(errs...)
+}
+
+func (a *agent) refreshAt(ctx context.Context, server string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if a.Now().Before(a.id.RenewAt()) {
+		return a.id.CatchUp(ctx, server)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+server, grpc.WithTransportCredentials(credentials.NewTLS(a.id.RenewTLS())), grpc.WithContextDialer(a.Dial))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := a.id.Renew(ctx, conn); err != nil {
+		return err
+	}
+	a.Logger.Info("certificate renewed", "not_after", a.id.Certificate().NotAfter)
+	a.reconnect() // the certificate of the present connections is void
+	return nil
+}
+
+// reconnect ends all connections; new ones are made at once.
+func (a *agent) reconnect() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.servers {
+		go s.Stop()
+	}
+}

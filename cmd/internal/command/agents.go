@@ -1,0 +1,258 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/agent"
+	"converge.dev/converge/cmd/internal/config"
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/internal/files"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/all"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/trust"
+)
+
+func (a *app) agentCommand() *cobra.Command {
+	return group("agent", "Node agents: machines of the site that run one", `A node agent makes the hypervisor, the switch and the devices of a machine a part of the
+site. It dials the site agent (converge serve); nothing listens on the node.
+
+To add a node: make a token at the site (agent token create), exchange it on the node
+for a certificate (agent bootstrap), and run the agent there (agent run).`,
+		a.agentTokenCommand(), a.agentBootstrapCommand(), a.agentRunCommand(), a.agentListCommand(), a.agentRevokeCommand())
+}
+
+func (a *app) agentTokenCommand() *cobra.Command {
+	var ttl time.Duration
+	var labels map[string]string
+	var dir string
+	c := &cobra.Command{
+		Use:   "create NODE",
+		Short: "Make a token with which a node can enrol once",
+		Long: `Make a token with which the agent of a node can enrol, and print it. It is shown only
+this once; the store has no more than its digest. The first machine that uses it becomes
+that node. An earlier token of the node becomes void.`,
+		Example: `  converge agent token create gpu-01 > gpu-01.token
+  converge agent token create -ttl=1h -label=rack=r7 gpu-01`,
+		Args: exactly(1),
+	}
+	c.Flags().DurationVar(&ttl, "ttl", trust.DefaultTokenLife, fmt.Sprintf("`duration` for which it can be used, at most %v", trust.MaxTokenLife))
+	c.Flags().StringToStringVar(&labels, "label", nil, "labels of the node, as `key=value`; may be repeated")
+	c.Flags().StringVar(&dir, "trust-dir", "", "`dir`ectory of the keys that nodes trust; default: trust in -data-dir")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx := c.Context()
+		s, err := a.openOr(ctx, nil, nil, create)
+		if err != nil {
+			return err
+		}
+		keys, _, err := a.authority(dir)
+		if err != nil {
+			return err
+		}
+		text, err := keys.CreateToken(ctx, s.store, args[0], trust.TokenOptions{By: who(), Labels: labels, TTL: ttl})
+		if err != nil {
+			return &view.Problem{What: "no token was made for node " + args[0], Where: err.Error(), Err: err}
+		}
+		a.acted = true
+		if a.flags.json {
+			return a.printJSON(map[string]any{"node": args[0], "token": text, "expires": time.Now().Add(ttl).UTC().Format(instant)})
+		}
+		a.print(text + "\n")
+		a.view.Note(fmt.Sprintf("The token is valid for %v. On the node: converge agent bootstrap -server=HOST:PORT -token-file=FILE", ttl))
+		return nil
+	}
+	return group("token", "Tokens with which nodes enrol", "A token lets one machine enrol as one node, once.", c)
+}
+
+// maxToken is the maximum size of a token.
+const maxToken = 4 << 10
+
+func (a *app) agentBootstrapCommand() *cobra.Command {
+	var server, token, dir string
+	c := &cobra.Command{
+		Use:   "bootstrap",
+		Short: "Enrol this machine as a node",
+		Long: `Make a key on this machine, and exchange a token for its certificate. The token says
+which node it becomes, and how the site is recognized. The key never leaves the machine.
+It may be repeated with the same token, for example when the connection broke.`,
+		Example: `  converge agent bootstrap -server=site.example:7443 -token-file=gpu-01.token
+  converge agent bootstrap -server=site.example:7443 -token-file=- < gpu-01.token`,
+		Args: exactly(0),
+	}
+	c.Flags().StringVar(&server, "server", "", "`address` of the site agent, HOST:PORT")
+	c.Flags().StringVar(&token, "token-file", "", "`file` with the token; - reads standard input")
+	c.Flags().StringVar(&dir, "dir", "identity", "`dir`ectory of the identity of the node")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if server == "" || token == "" {
+			return &view.Problem{What: "-server and -token-file are required", Fix: "Make a token at the site: converge agent token create NODE"}
+		}
+		text, err := a.readToken(token)
+		if err != nil {
+			return err
+		}
+		id, err := trust.Bootstrap(c.Context(), dir, text, server, trust.IdentityOptions{})
+		if err != nil {
+			return &view.Problem{What: "the node has not enrolled", Where: err.Error(), Err: err}
+		}
+		a.acted = true
+		if a.flags.json {
+			return a.printJSON(map[string]any{"node": id.Node(), "site": id.Site().Name, "dir": dir, "not_after": id.Certificate().NotAfter.UTC().Format(instant)})
+		}
+		a.print(fmt.Sprintf("This machine is node %s of site %s.\nIts certificate is valid until %s, and is renewed by the agent: converge agent run\n",
+			id.Node(), id.Site().Name, id.Certificate().NotAfter.Local().Format(time.RFC1123)))
+		return nil
+	}
+	return c
+}
+
+// readToken reads a token from a file or standard input. No error repeats it.
+func (a *app) readToken(path string) (string, error) {
+	if path == "-" {
+		b, err := io.ReadAll(io.LimitReader(a.sys.Stdin, maxToken))
+		return strings.TrimSpace(string(b)), err
+	}
+	b, err := files.Read(path, maxToken)
+	if err != nil {
+		return "", &view.Problem{What: "the token cannot be read", Where: err.Error(), Err: err}
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+func (a *app) agentRunCommand() *cobra.Command {
+	var path string
+	var untilEOF bool
+	c := &cobra.Command{
+		Use:   "run",
+		Short: "Run the agent of this node until it is interrupted",
+		Long: `Run the agent of this node: connect to the site agents that agent.yaml lists, and serve
+what it configures. Changes are made only for tasks that the site has signed for this
+node, each at most once. The certificate is renewed in time.
+
+agent.yaml has servers (a list of HOST:PORT), dir (of the identity and the ledger), and
+how the node's own systems are reached, as in nodes of converge.yaml: libvirt, ovs, sysfs.`,
+		Example: `  converge agent run
+  converge agent run -config=/etc/converge/agent.yaml`,
+		Args: exactly(0),
+	}
+	c.Flags().StringVar(&path, "agent-config", config.AgentName, "configuration `file` of the agent")
+	c.Flags().BoolVar(&untilEOF, "until-eof", false, "end when standard input ends")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		ctx, stop := context.WithCancel(c.Context())
+		defer stop()
+		if untilEOF {
+			go func() {
+				_, _ = io.Copy(io.Discard, a.sys.Stdin)
+				stop()
+			}()
+		}
+		return a.runAgent(ctx, path)
+	}
+	return c
+}
+
+// runAgent runs the agent of a node until ctx is done.
+func (a *app) runAgent(ctx context.Context, path string) error {
+	if a.flags.logLevel == "" && a.env[envLogPath] == "" {
+		a.flags.logLevel = "info"
+		if err := a.openLog(); err != nil {
+			return err
+		}
+	}
+	conf, err := config.ReadAgent(path)
+	if err != nil {
+		return unusable(err)
+	}
+	sch, err := a.schema()
+	if err != nil {
+		return err
+	}
+	var opener *all.Opener
+	err = agent.Run(ctx, agent.Options{
+		Dir: conf.Dir, Servers: conf.Servers, Version: a.sys.Version, Logger: a.log,
+		Offers: func(node string) ([]providers.Need, error) { return conf.Offers(node, sch.Kinds()) },
+		Open: func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
+			if opener == nil {
+				opener = all.New(all.Options{Config: conf.Providers(needs[0].Scope), Dir: filepath.Dir(path), Kinds: sch.Kinds(), Site: site, Logger: a.log, Control: true})
+			}
+			return opener.Open(ctx, needs...)
+		},
+	})
+	switch {
+	case ctx.Err() != nil:
+		a.log.Info("agent stopped")
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		return &view.Problem{What: "this machine has not enrolled", Where: conf.Dir, Fix: "Enrol it with converge agent bootstrap.", Err: err}
+	case errors.Is(err, files.ErrInUse):
+		return &view.Problem{What: "an agent is already running here", Where: conf.Dir, Err: err}
+	}
+	return err
+}
+
+func (a *app) agentListCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "list", Short: "List the nodes that have enrolled, or may", Args: exactly(0),
+		Long: `List the nodes that have a token or a certificate: their state, until when the
+certificate is valid, and their labels.`,
+		Example: "  converge agent list",
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		s, err := a.open(c.Context(), nil, nil)
+		if err != nil {
+			return err
+		}
+		nodes, err := trust.Nodes(c.Context(), s.store)
+		if err != nil {
+			return err
+		}
+		if a.flags.json {
+			return a.printJSON(view.NodesJSON(nodes))
+		}
+		a.print(view.NodesText(nodes, a.style(a.sys.Stdout)))
+		return nil
+	}
+	return c
+}
+
+func (a *app) agentRevokeCommand() *cobra.Command {
+	var reason string
+	var undo bool
+	c := &cobra.Command{
+		Use:   "revoke NODE",
+		Short: "Refuse a node from now on",
+		Long: `Refuse a node from now on: its connections end, and neither its certificate nor its
+token counts any more. What was made on it stays. With -undo its newest certificate
+counts again.`,
+		Example: `  converge agent revoke -reason="machine lost" gpu-01
+  converge agent revoke -undo -reason="found again" gpu-01`,
+		Args: exactly(1),
+	}
+	c.Flags().StringVar(&reason, "reason", "", "record `reason` in the audit log")
+	c.Flags().BoolVar(&undo, "undo", false, "end the refusal")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		s, err := a.open(c.Context(), nil, nil)
+		if err != nil {
+			return err
+		}
+		do, done := trust.Ban, "Node %s is refused from now on.\n"
+		if undo {
+			do, done = trust.Unban, "Node %s is admitted again.\n"
+		}
+		if err := do(c.Context(), s.store, args[0], reason, who()); err != nil {
+			return &view.Problem{What: "nothing was changed for node " + args[0], Where: err.Error(), Fix: "To list the nodes: converge agent list", Err: err}
+		}
+		a.acted = true
+		a.print(fmt.Sprintf(done, args[0]))
+		return nil
+	}
+	return c
+}

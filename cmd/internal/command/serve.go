@@ -1,0 +1,333 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine/drift"
+	"converge.dev/converge/engine/event"
+	"converge.dev/converge/internal/nearest"
+	"converge.dev/converge/internal/retry"
+	"converge.dev/converge/internal/reverse"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/site"
+	"converge.dev/converge/state"
+	"converge.dev/converge/trust"
+)
+
+// serving are the flags of a site agent.
+type serving struct {
+	listen string
+	hosts  []string
+	mode   string
+	sweep  time.Duration
+	trust  string
+	socket string
+}
+
+// The defaults of a site agent, below the directory of the store.
+const (
+	trustDir   = "trust"
+	serveSock  = "serve.sock"
+	nodesPort  = "7443"
+	serveSweep = 10 * time.Minute
+)
+
+func (a *app) serveCommand() *cobra.Command {
+	var f serving
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Keep the site as its document says",
+		Long: `Run the site agent until it is interrupted: follow the document and the site, report
+drift to the store (drift/latest, status), and apply what the mode allows. Node agents
+connect to it; so do commands on this machine, through its socket.
+
+In mode observe it only reports. In mode enforce it also applies what interrupts nothing
+and can be undone exactly, within the budgets; anything else waits for converge apply.
+Runs are the same as those of converge apply, under the same lock: both exclude each
+other run by run, converge runs lists them all, and a hold or a freeze stops both.
+
+The keys that nodes trust are in a directory that converge trust init makes.`,
+		Example: `  converge trust init
+  converge serve -mode=enforce
+  converge serve -listen=:7443 -host=site.example`,
+		Args: exactly(0),
+	}
+	p := c.Flags()
+	p.StringVar(&f.listen, "listen", "127.0.0.1:"+nodesPort, "`address` to listen on for node agents, HOST:PORT")
+	p.StringSliceVar(&f.hosts, "host", nil, "comma-separated `names` by which node agents reach it; default: the host of -listen")
+	p.StringVar(&f.mode, "mode", string(site.Observe), "what it may do by itself, a `mode`: observe or enforce")
+	p.DurationVar(&f.sweep, "sweep", serveSweep, "observe everything again after each `duration`")
+	p.StringVar(&f.trust, "trust-dir", "", "`dir`ectory of the keys that nodes trust; default: trust in -data-dir")
+	p.StringVar(&f.socket, "socket", "", "`path` of the socket for commands on this machine; default: serve.sock in -data-dir")
+	_ = c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(modes(), cobra.ShellCompDirectiveNoFileComp))
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if err := f.check(); err != nil {
+			return err
+		}
+		return a.serve(c.Context(), f, nil)
+	}
+	return c
+}
+
+func modes() (words []string) {
+	for _, m := range site.Modes {
+		words = append(words, string(m))
+	}
+	return words
+}
+
+func (f *serving) check() error {
+	switch host, _, err := net.SplitHostPort(f.listen); {
+	case err != nil:
+		return &view.Problem{What: fmt.Sprintf("invalid -listen %q: want HOST:PORT", f.listen)}
+	case !slices.Contains(modes(), f.mode):
+		return &view.Problem{What: fmt.Sprintf("invalid -mode %q", f.mode), Fix: "Use " + strings.Join(modes(), " or ") + "." + nearest.DidYouMean(f.mode, modes())}
+	case f.sweep < time.Second:
+		return &view.Problem{What: fmt.Sprintf("invalid -sweep %v: want at least 1s", f.sweep)}
+	case len(f.hosts) == 0 && (host == "" || net.ParseIP(host).IsUnspecified()):
+		if name, err := os.Hostname(); err == nil {
+			f.hosts = []string{name}
+		}
+	case len(f.hosts) == 0:
+		f.hosts = []string{host}
+	}
+	return nil
+}
+
+// authority opens the keys of the site. The directory is that of a flag, or below that of the store.
+func (a *app) authority(dir string) (*trust.Authority, string, error) {
+	if dir == "" {
+		store, err := a.storeDir(nil)
+		if err != nil {
+			return nil, "", err
+		}
+		dir = filepath.Join(store, trustDir)
+	}
+	authority, err := trust.Open(dir, trust.Options{Dev: true}) // which uses root keys that are there, and wants none
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, dir, &view.Problem{What: "the site has no keys for its nodes yet", Where: dir, Fix: "Make them with converge trust init, or name their directory with -trust-dir.", Err: err}
+	}
+	if err != nil {
+		return nil, dir, &view.Problem{What: "the keys of the site cannot be used", Where: err.Error(), Err: err}
+	}
+	return authority, dir, nil
+}
+
+// A serves is a site agent that nodes can connect to.
+type serves struct {
+	address string
+	store   *state.Store
+	keys    *trust.Authority
+}
+
+// serve runs a site agent until ctx is done. It calls ready, if it is not nil, once nodes can connect.
+func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (err error) {
+	if a.flags.logLevel == "" && a.env[envLogPath] == "" {
+		a.flags.logLevel = "info"
+		if err := a.openLog(); err != nil {
+			return err
+		}
+	}
+	s, err := a.openOr(ctx, nil, nil, create)
+	if err != nil {
+		return err
+	}
+	keys, _, err := a.authority(f.trust)
+	if err != nil {
+		return err
+	}
+	if keys.Site().Name != s.site {
+		return &view.Problem{What: "the keys are those of another site", Where: "they are for " + keys.Site().Name + ", and this is " + s.site, Fix: "Name the directory of the right ones with -trust-dir."}
+	}
+	socket := f.socket
+	if socket == "" {
+		dir, err := a.storeDir(nil)
+		if err != nil {
+			return err
+		}
+		socket = filepath.Join(dir, serveSock)
+	}
+
+	ctx, stop := context.WithCancelCause(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop(nil)
+	admission := trust.NewAdmission(s.store)
+	var agent *site.Agent // is there before the first node can come
+	nodes := site.NewNodes(site.NodesOptions{
+		Site: keys.Site().ID,
+		Who: func(c *reverse.Conn) (string, error) {
+			node, err := trust.NodeOf(c.State())
+			if err != nil {
+				return "", err
+			}
+			return node, admission.Check(node, c.State().PeerCertificates[0].SerialNumber)
+		},
+		Key: func() (ed25519.PrivateKey, int64, error) {
+			key, _, err := keys.SignKey()
+			return key, keys.Document().Version, err
+		},
+		Epoch: s.store.Epoch, Changed: func() { agent.Look() }, Logger: a.log,
+	})
+	s.far = &farSide{open: nodes.Open, offers: func(context.Context) ([]providers.Need, error) { return nodes.Reached(), nil }}
+	if agent, err = s.siteAgent(ctx, f, nodes, keys.Site().ID); err != nil {
+		return err
+	}
+
+	// Node agents, and those that enrol.
+	l, err := net.Listen("tcp", f.listen)
+	if err != nil {
+		return &view.Problem{What: "cannot listen on the address", Where: err.Error(), Fix: "Choose another with -listen=HOST:PORT.", Err: err}
+	}
+	port := reverse.Listen(l, reverse.Options{TLS: keys.TLS(admission.Check, f.hosts...), Node: nodes.Attend, Logger: a.log})
+	defer port.Close()
+	public := grpc.NewServer(grpc.Creds(reverse.Credentials()), grpc.ConnectionTimeout(20*time.Second), grpc.MaxRecvMsgSize(64<<10))
+	trust.Serve(public, keys, s.store, a.log)
+	running.Go(func() { _ = public.Serve(port) })
+	defer public.Stop()
+	running.Go(func() { s.admitNodes(ctx, admission, nodes) })
+	running.Go(func() { s.renewKeys(ctx, keys) })
+
+	// Commands on this machine.
+	beside, err := listenLocal(socket)
+	if err != nil {
+		return err
+	}
+	local := grpc.NewServer()
+	site.Relay(local, nodes, a.log)
+	running.Go(func() { _ = local.Serve(beside) })
+	defer local.Stop()
+
+	a.log.Info("site agent started", "site", s.site, "mode", f.mode, "listen", l.Addr().String(), "socket", socket)
+	if ready != nil {
+		if err := ready(serves{l.Addr().String(), s.store, keys}); err != nil {
+			return err
+		}
+	}
+	if err = s.keep(ctx, agent, nodes); a.signal.Load() != nil {
+		a.log.Info("site agent stopped")
+		return nil
+	}
+	return err
+}
+
+// keep runs the agent whenever no other replica keeps the site, until ctx is done.
+func (s *session) keep(ctx context.Context, agent *site.Agent, nodes *site.Nodes) error {
+	for {
+		k, err := s.store.Keep(ctx, state.KeeperInfo{Who: who(), PID: os.Getpid(), Version: s.sys.Version}, 0, func(i state.KeeperInfo) {
+			s.log.Info("another site agent keeps the site; this one waits", "who", i.Who, "pid", i.PID, "since", i.Since)
+		})
+		if err != nil {
+			return err
+		}
+		s.log.Info("this site agent keeps the site")
+		nodes.Lead(true)
+		err = agent.Run(k.Context(ctx))
+		nodes.Lead(false)
+		if cerr := k.Close(); ctx.Err() != nil || !errors.Is(err, state.ErrNotKeeper) {
+			return cmp.Or(err, cerr)
+		}
+		s.log.Warn("this site agent no longer keeps the site", "error", err)
+	}
+}
+
+// siteAgent returns the agent that keeps the site with this id.
+func (s *session) siteAgent(ctx context.Context, f serving, nodes *site.Nodes, id string) (*site.Agent, error) {
+	e, err := s.engineFor(func(event.Event) {}) // the log has them
+	if err != nil {
+		return nil, err
+	}
+	return site.New(site.Options{
+		Engine: e, Store: s.store, Mode: site.Mode(f.mode), Sweep: f.sweep, Logger: s.log,
+		Inbox: s.takeInbox,
+		Desired: func(ctx context.Context) (*schema.Document, error) {
+			if _, err := s.store.Head(ctx); err != nil {
+				return nil, err
+			}
+			doc, err := s.stored(ctx, 0)
+			if err == nil && doc.Site.ID != id {
+				err = fmt.Errorf("the document is for the site with id %s, and the keys of the nodes for %s", doc.Site.ID, id)
+			}
+			return doc, err
+		},
+		Ended: s.answerRun,
+		Mask:  func(r *drift.Report) *drift.Report { return view.MaskDrift(r, s.kinds) },
+		Reached: func() []providers.Need {
+			needs, err := s.offers(ctx)
+			if err != nil { // none is configured, and no node is connected
+				return nil
+			}
+			return needs
+		},
+		Renewed: nodes.Renewed,
+	}), nil
+}
+
+// admitNodes ends the connections of nodes that are no longer admitted, until ctx is done.
+func (s *session) admitNodes(ctx context.Context, m *trust.Admission, nodes *site.Nodes) {
+	for ctx.Err() == nil {
+		err := m.Run(ctx, func(node string, why error) {
+			s.log.Warn("a node is refused", "node", node, "error", why)
+			nodes.Refuse(node)
+		})
+		if ctx.Err() == nil {
+			s.log.Warn("the nodes in the store can no longer be followed", "error", err)
+			_ = retry.Sleep(ctx, time.Second)
+		}
+	}
+}
+
+// renewKeys uses what converge trust rotate has put in force, until ctx is done. Keys whose roots are with them it replaces itself.
+func (s *session) renewKeys(ctx context.Context, keys *trust.Authority) {
+	for retry.Sleep(ctx, time.Minute) == nil {
+		if err := keys.Reload(); err != nil {
+			s.log.Error("the keys that nodes trust cannot be read", "error", err)
+			continue
+		}
+		if _, err := keys.Rotate(); err != nil {
+			s.log.Warn("the keys that nodes trust are due for replacement", "error", err)
+		}
+		for _, alarm := range keys.Document().Alarms(time.Now()) {
+			s.log.Warn("the keys that nodes trust have to be replaced: converge trust rotate", "what", alarm.What, "percent", alarm.Share, "not_after", alarm.NotAfter)
+		}
+	}
+}
+
+// listenLocal listens on a socket that only this user can open.
+func listenLocal(path string) (net.Listener, error) {
+	if conn, err := net.Dial("unix", path); err == nil {
+		conn.Close()
+		return nil, &view.Problem{What: "a site agent is already running here", Where: path, Fix: "Stop it, or choose another socket with -socket."}
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by one that was killed
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, &view.Problem{What: "cannot listen on the socket", Where: err.Error(), Fix: "Choose another with -socket.", Err: err}
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}

@@ -1,0 +1,526 @@
+// Package site keeps a site as its document says, without anybody who runs a command: the site agent.
+//
+// An [Agent] follows the store and the providers. Whenever something has changed, and from time to time in any case, it reports how
+// the site differs from what was applied, plans, and applies what its [Mode] allows. It uses the same engine, lock and journal as the
+// commands do, so both exclude each other run by run, and what it has begun can be resumed by either.
+//
+// [Nodes] are the nodes whose agents are connected, as providers.
+package site
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/drift"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/retry"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// A Mode says what the agent may do by itself.
+type Mode string
+
+// The modes.
+const (
+	Observe Mode = "observe" // it reports how the site differs, and what would be done
+	Enforce Mode = "enforce" // it also applies what interrupts nothing and can be undone exactly
+)
+
+// Modes lists all modes.
+var Modes = []Mode{Observe, Enforce}
+
+// Options make an agent. All are required unless they say otherwise.
+type Options struct {
+	Engine *engine.Engine
+	Store  *state.Store
+	Mode   Mode
+
+	// Inbox accepts the document in the inbox, if there is one. Its error is logged, and the document that the site has stays in
+	// force.
+	Inbox func(context.Context) error
+	// Desired returns the newest accepted document; state.ErrNotFound when there is none yet.
+	Desired func(context.Context) (*schema.Document, error)
+	// Ended is told of each run of the agent that has ended, for the cloud whose document it was for. Optional.
+	Ended func(state.Run)
+	// Mask removes from a report what must not be published.
+	Mask func(*drift.Report) *drift.Report
+	// Reached lists the providers that can be reached now: they are watched.
+	Reached func() []providers.Need
+	// Renewed lists the scopes whose providers may serve something else than when it was called last.
+	Renewed func() []string
+
+	Sweep  time.Duration // how long after the last look everything is looked at again
+	Logger *slog.Logger
+	Now    func() time.Time // optional; time.Now
+}
+
+// An Agent keeps one site.
+type Agent struct {
+	o      Options
+	wake   chan struct{} // has an element while something may have changed
+	again  *time.Timer   // makes it look although nothing has changed; nil before the first time
+	report []byte        // the one published last, without its time
+	status Status        // the one published last
+	own    string        // digest of the plan that it has begun to apply, and whose run may be open
+}
+
+// New makes an agent.
+func New(o Options) *Agent {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return &Agent{o: o, wake: make(chan struct{}, 1)}
+}
+
+// A Phase says how a site stands.
+type Phase string
+
+// The phases.
+const (
+	NoDocument Phase = "no-document" // nothing is desired yet
+	InSync     Phase = "in-sync"     // the site is as the document says
+	Differs    Phase = "differs"     // it is not, and the mode leaves it so
+	Waiting    Phase = "waiting"     // what would have to be done needs a person
+	Applying   Phase = "applying"    // a run is in progress
+	Held       Phase = "held"        // nothing may be applied
+	Unknown    Phase = "unknown"     // a part of the site could not be observed
+	Failed     Phase = "failed"      // the last try went wrong
+)
+
+// A Status says how the site stands, for the cloud: the key status of the store.
+type Status struct {
+	Site   schema.Site `json:"site"`
+	Mode   Mode        `json:"mode"`
+	Phase  Phase       `json:"phase"`
+	Since  time.Time   `json:"since"` // when it last became different
+	Detail string      `json:"detail,omitempty"`
+	Steps  int         `json:"steps,omitempty"`    // of the plan that waits or is being applied
+	Digest string      `json:"approval,omitempty"` // what would approve it
+	Run    string      `json:"run,omitempty"`      // the last one
+	Plan   string      `json:"plan,omitempty"`     // digest of the plan whose run the agent has begun and not ended: it resumes that
+}
+
+const (
+	busy  = 2 * time.Second  // how soon it is tried again while somebody else works on the site
+	later = 10 * time.Second // how soon after something went wrong
+)
+
+// Run keeps the site until ctx is done, and then returns its cause. A run that is in progress then starts no more steps. The next agent
+// resumes it, as it does one whose process was killed; a run that a person has begun, or has cancelled, is left to people.
+func (a *Agent) Run(ctx context.Context) error {
+	if err := a.recall(ctx); err != nil {
+		return err
+	}
+	defer a.lookIn(0)
+	ctx, stop := context.WithCancelCause(ctx)
+	var background sync.WaitGroup
+	defer background.Wait()
+	defer stop(nil)
+	background.Go(func() { a.listen(ctx) })
+	for {
+		site := a.round(ctx)
+		if site.ID == "" { // there is nothing to watch yet
+			select {
+			case <-a.wake:
+			case <-ctx.Done():
+			}
+		}
+		if ctx.Err() == nil && site.ID != "" {
+			a.follow(ctx, site)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// listen makes the agent look whenever the store says so.
+func (a *Agent) listen(ctx context.Context) {
+	for ctx.Err() == nil {
+		for err := range a.o.Store.Wakes(ctx) {
+			if err != nil {
+				if ctx.Err() == nil {
+					a.o.Logger.Warn("the store can no longer be followed", "error", err, "again_in", busy)
+					_ = retry.Sleep(ctx, busy)
+				}
+				break
+			}
+			a.Look()
+		}
+	}
+}
+
+// follow does a round whenever something has changed, until other providers have to be watched than now.
+func (a *Agent) follow(ctx context.Context, site schema.Site) {
+	needs := a.o.Reached()
+	for _, err := range a.o.Engine.Watch(ctx, site, engine.Watching{Needs: needs, Full: a.o.Sweep, Wake: a.wake}) {
+		if err != nil {
+			if ctx.Err() == nil {
+				a.o.Logger.Warn("the providers can no longer be watched", "error", err, "again_in", later)
+				_ = retry.Sleep(ctx, later)
+			}
+			return
+		}
+		now := a.round(ctx)
+		if ctx.Err() != nil || now.ID != site.ID || !slices.Equal(needs, a.o.Reached()) {
+			return
+		}
+	}
+}
+
+// round looks at the site once and does what the mode allows. It returns the site; the zero Site when there is no document yet.
+func (a *Agent) round(ctx context.Context) schema.Site {
+	for _, scope := range a.o.Renewed() {
+		if err := a.o.Engine.Reopen(scope); err != nil {
+			a.o.Logger.Warn("providers could not be closed", "scope", scope, "error", err)
+		}
+	}
+	site, again, err := a.keep(ctx)
+	if err != nil && ctx.Err() == nil {
+		a.o.Logger.Warn("the site could not be kept", "error", err, "again_in", later)
+		if serr := a.say(ctx, Status{Site: site, Phase: Failed, Detail: err.Error(), Run: a.status.Run}); serr != nil {
+			a.o.Logger.Warn("the status could not be published", "error", serr)
+		}
+		again = later
+	}
+	a.lookIn(again)
+	return site
+}
+
+// lookIn makes the agent look at the site after a while, and no longer when it was to look before; zero: when something changes.
+func (a *Agent) lookIn(again time.Duration) {
+	if a.again != nil {
+		a.again.Stop()
+	}
+	if again > 0 {
+		a.again = time.AfterFunc(again, a.Look)
+	}
+}
+
+// recall takes up what an earlier process has published: it is not published again, and its run may have to be resumed.
+func (a *Agent) recall(ctx context.Context) error {
+	body, err := a.o.Store.Published(ctx, "status")
+	if errors.Is(err, state.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var s Status
+	if err := json.Unmarshal(body, &s); err != nil {
+		a.o.Logger.Warn("the published status cannot be read, and is replaced", "error", err)
+		return nil
+	}
+	a.status, a.own = s, s.Plan
+	return nil
+}
+
+// Look makes the agent look at the site soon.
+func (a *Agent) Look() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// keep is one round. It returns when to look again although nothing has changed; zero: at the next sweep.
+func (a *Agent) keep(ctx context.Context) (site schema.Site, again time.Duration, err error) {
+	if err := a.o.Inbox(ctx); err != nil {
+		a.o.Logger.Warn("the document in the inbox is not accepted", "error", err)
+	}
+	doc, err := a.o.Desired(ctx)
+	if errors.Is(err, state.ErrNotFound) {
+		return site, 0, a.say(ctx, Status{Phase: NoDocument})
+	}
+	if err != nil {
+		return site, 0, err
+	}
+	site = doc.Site
+	if err := a.compare(ctx, doc); err != nil {
+		return site, 0, err
+	}
+	var locked *state.LockedError
+	var held *engine.HeldError
+	switch err := a.o.Engine.Free(ctx); {
+	case errors.As(err, &locked):
+		return site, busy, nil
+	case errors.As(err, &held):
+		return a.held(ctx, site, held)
+	case err != nil:
+		return site, 0, err
+	}
+	a.own = "" // no run is open
+	p, err := a.o.Engine.Plan(ctx, doc, plan.Options{})
+	if err != nil {
+		return site, 0, err
+	}
+	return a.decide(ctx, doc, p)
+}
+
+// held resumes the run that keeps the site from being worked on, when that is the agent's own. Otherwise it says what holds the site.
+func (a *Agent) held(ctx context.Context, site schema.Site, h *engine.HeldError) (_ schema.Site, again time.Duration, err error) {
+	s := Status{Site: site, Phase: Held, Detail: describe(h), Run: a.status.Run}
+	if h.Open == "" || a.own == "" || a.o.Mode != Enforce {
+		return site, 0, a.say(ctx, s)
+	}
+	run, err := a.o.Store.Run(ctx, h.Open)
+	if err != nil {
+		return site, 0, err
+	}
+	if run.Plan != a.own || run.Cancelled != 0 { // somebody wants to decide
+		return site, 0, a.say(ctx, s)
+	}
+	a.o.Logger.Info("a run is resumed", "run", run.ID)
+	if err := a.say(ctx, Status{Site: site, Phase: Applying, Steps: run.Steps, Run: run.ID}); err != nil {
+		return site, 0, err
+	}
+	res, err := a.o.Engine.Resume(context.WithoutCancel(ctx), run.ID, a.applying(ctx))
+	var locked *state.LockedError
+	switch {
+	case errors.As(err, &locked):
+		return site, busy, nil
+	case errors.As(err, &h):
+		s.Detail = describe(h)
+		return site, 0, a.say(ctx, s)
+	case err != nil:
+		return site, 0, err
+	}
+	a.own = ""
+	a.ended(res.Run)
+	a.Look() // there may be more to do
+	if res.Run.Status != state.RunApplied {
+		return site, 0, a.say(ctx, failed(site, res.Run))
+	}
+	return site, 0, nil
+}
+
+// applying are the options of a run. When ctx is done it ends in order: it starts no more steps, and does not stop in the middle of one.
+func (a *Agent) applying(ctx context.Context) engine.ApplyOptions {
+	return engine.ApplyOptions{AllowPartial: true, Interrupt: ctx.Done()}
+}
+
+func (a *Agent) ended(run state.Run) {
+	if a.o.Ended != nil {
+		a.o.Ended(run)
+	}
+}
+
+// failed is the status after a run that did not end applied.
+func failed(site schema.Site, run state.Run) Status {
+	return Status{Site: site, Phase: Failed, Steps: run.Steps, Run: run.ID, Detail: fmt.Sprintf("run %s ended %s: %s", run.ID, run.Status, run.Message)}
+}
+
+// compare reports how the site differs from what was applied last, where that has become different.
+func (a *Agent) compare(ctx context.Context, doc *schema.Document) error {
+	external := slices.DeleteFunc(slices.Clone(doc.Resources), func(r schema.Resource) bool { return r.External == nil })
+	r, err := a.o.Engine.Drift(ctx, doc.Site, external...)
+	if err != nil {
+		return err
+	}
+	r = a.o.Mask(r)
+	timeless := *r
+	timeless.At = time.Time{}
+	body, err := json.Marshal(timeless)
+	if err != nil || bytes.Equal(body, a.report) {
+		return err
+	}
+	published, err := json.Marshal(r)
+	if err == nil {
+		err = a.o.Store.Publish(ctx, "drift/latest", published)
+	}
+	if err == nil {
+		a.report = body
+		a.o.Logger.Info("drift", "clean", r.Clean(), "complete", r.Complete, "drifted", len(r.Drifted), "unstated", len(r.Unstated))
+	}
+	return err
+}
+
+// decide does with a plan what the mode allows. What is left to a person, what is held, and what is unknown, does not keep the rest from
+// being done.
+func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) (site schema.Site, again time.Duration, err error) {
+	s, again := a.stands(p)
+	if a.o.Mode != Enforce || len(p.Refusals) > 0 || p.Empty() {
+		return p.Site, again, a.say(ctx, s)
+	}
+	aside, _ := left(p)
+	var held *engine.HeldError
+	switch err := a.o.Engine.Held(ctx, p); {
+	case errors.As(err, &held):
+		s.Phase, s.Detail = Held, describe(held)
+		on := heldBy(p, held.Holds)
+		if len(on) == 0 {
+			return p.Site, again, a.say(ctx, s)
+		}
+		aside = append(aside, on...)
+	case err != nil:
+		return p.Site, 0, err
+	}
+	if len(aside) > 0 {
+		if p, err = a.o.Engine.Plan(ctx, doc, plan.Options{Exclude: aside}); err != nil {
+			return doc.Site, 0, err
+		}
+		more, _ := left(p)
+		if len(more) > 0 || len(p.Refusals) > 0 || p.Empty() {
+			return p.Site, again, a.say(ctx, s)
+		}
+		if err := a.o.Engine.Held(ctx, p); errors.As(err, &held) {
+			s.Phase, s.Detail = Held, describe(held)
+			return p.Site, again, a.say(ctx, s)
+		} else if err != nil {
+			return p.Site, 0, err
+		}
+	}
+	return a.apply(ctx, p, s, again)
+}
+
+// heldBy lists the resources of a plan that are held, or whose nodes are; none for what holds the whole site, or the document.
+func heldBy(p *plan.Plan, holds []state.Hold) (refs []string) {
+	for i := range p.Steps {
+		ref := p.Steps[i].Ref
+		if slices.ContainsFunc(holds, func(h state.Hold) bool {
+			return h.Scope == ref.String() || h.Scope == ref.Scope && ref.Scope != schema.ScopeSite
+		}) {
+			refs = append(refs, ref.String())
+		}
+	}
+	return refs
+}
+
+// stands returns how the site stands according to a plan, and when to look again.
+func (a *Agent) stands(p *plan.Plan) (s Status, again time.Duration) {
+	s = Status{Site: p.Site, Steps: len(p.Steps), Run: a.status.Run}
+	_, why := left(p)
+	switch {
+	case len(p.Refusals) > 0:
+		s.Phase, s.Detail = Waiting, p.Refusals[0].Reason
+		if ref := p.Refusals[0].Ref; !ref.IsZero() {
+			s.Detail = ref.String() + ": " + s.Detail
+		}
+		if more := len(p.Refusals) - 1; more > 0 {
+			s.Detail += fmt.Sprintf(" (and %d more)", more)
+		}
+	case why != "":
+		s.Phase, s.Detail, s.Digest = Waiting, why, p.Approval()
+	case p.Partial():
+		s.Phase, s.Detail = Unknown, incomplete(p)
+		again = later
+	case p.Empty():
+		s.Phase = InSync
+	default:
+		s.Phase, s.Digest = Differs, p.Approval()
+	}
+	return s, again
+}
+
+// left lists the resources whose steps are left to a person, and says why the first one is.
+func left(p *plan.Plan) (refs []string, why string) {
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		reason := ""
+		switch {
+		case !s.Undo.Reversible():
+			reason = fmt.Sprintf("%s %s cannot be undone exactly: %s", s.Action, s.Ref, s.Undo.Meaning())
+		case s.Disruption != "" && s.Disruption != schema.Live:
+			reason = fmt.Sprintf("%s %s interrupts: %s", s.Action, s.Ref, s.Disruption)
+		default:
+			continue
+		}
+		refs, why = append(refs, s.Ref.String()), cmp.Or(why, reason)
+	}
+	return refs, why
+}
+
+// apply carries out a plan. Stands is how the site stands without that.
+func (a *Agent) apply(ctx context.Context, p *plan.Plan, stands Status, again time.Duration) (schema.Site, time.Duration, error) {
+	saved, err := p.Encode()
+	if err != nil {
+		return p.Site, 0, err
+	}
+	a.own = saved.Digest // it is published before the run can begin, so that whoever comes next knows whose run that is
+	s := Status{Site: p.Site, Phase: Applying, Steps: len(p.Steps), Run: stands.Run}
+	if err := a.say(ctx, s); err != nil {
+		return p.Site, 0, err
+	}
+	res, err := a.o.Engine.Apply(context.WithoutCancel(ctx), p, a.applying(ctx))
+	if res.Run.ID != "" {
+		s.Run = res.Run.ID
+		stands.Run, a.status.Run = s.Run, s.Run
+	}
+	var locked *state.LockedError
+	var stale *engine.StaleError
+	switch {
+	case errors.As(err, &locked), errors.As(err, &stale):
+		return p.Site, busy, nil // the next plan sees what has changed
+	case err != nil:
+		return p.Site, 0, err
+	}
+	a.own = ""
+	a.ended(res.Run)
+	switch {
+	case res.Run.Status != state.RunApplied:
+		s = failed(p.Site, res.Run)
+	case stands.Phase == Differs:
+		s.Phase, s.Steps = InSync, 0
+	default:
+		s = stands
+	}
+	a.Look() // what the run changed is compared
+	return p.Site, again, a.say(ctx, s)
+}
+
+// say publishes the status where it has become different.
+func (a *Agent) say(ctx context.Context, s Status) error {
+	s.Mode, s.Since, s.Plan = a.o.Mode, a.status.Since, a.own
+	if s == a.status {
+		return nil
+	}
+	s.Since = a.o.Now().UTC()
+	body, err := json.Marshal(s)
+	if err == nil {
+		err = a.o.Store.Publish(ctx, "status", body)
+	}
+	if err == nil {
+		a.status = s
+		a.o.Logger.Info("status", "phase", string(s.Phase), "serial", s.Site.Serial, "steps", s.Steps, "detail", s.Detail)
+	}
+	return err
+}
+
+// describe says what holds a site.
+func describe(h *engine.HeldError) string {
+	if h.Open != "" {
+		return "run " + h.Open + " is open"
+	}
+	if len(h.Holds) == 0 {
+		return ""
+	}
+	text := h.Holds[0].Text()
+	if more := len(h.Holds) - 1; more > 0 {
+		text += fmt.Sprintf(" (and %d more)", more)
+	}
+	return text
+}
+
+// incomplete says what of a site could not be observed.
+func incomplete(p *plan.Plan) string {
+	if len(p.Unknown) > 0 {
+		u := p.Unknown[0]
+		text := fmt.Sprintf("%s/%s: %s", u.Scope, u.Kind, u.Error)
+		if more := len(p.Unknown) - 1; more > 0 {
+			text += fmt.Sprintf(" (and %d more)", more)
+		}
+		return text
+	}
+	return fmt.Sprintf("%d resources are left out", len(p.Omitted))
+}

@@ -1,0 +1,447 @@
+package site
+
+import (
+	"context"
+	"crypto/ed25519"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"converge.dev/converge/internal/reverse"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/remote"
+	"converge.dev/converge/providers/remote/remotepb"
+)
+
+// NodesOptions make [Nodes]. All are required unless they say otherwise.
+type NodesOptions struct {
+	Site  string                                       // its id
+	Who   func(*reverse.Conn) (node string, err error) // whose connection it is, from its verified certificate; an error when it is not admitted
+	Key   func() (ed25519.PrivateKey, int64, error)    // signs tasks, and the version of the trust document that announced it
+	Epoch func(context.Context) (int64, error)         // the newest epoch of the site lock
+	// Changed is called whenever a node has come or gone, or serves something else. Optional.
+	Changed func()
+	Logger  *slog.Logger
+}
+
+// Nodes are the nodes whose agents are, or were, connected to this process.
+type Nodes struct {
+	o NodesOptions
+
+	mu      sync.Mutex
+	nodes   map[string]*node
+	renewed []string // nodes that have come or gone since Renewed was called
+
+	led   chan struct{} // closed, and replaced, when leads changes
+	leads bool          // this process keeps the site: its heads count
+
+	heads sync.Mutex // one reading of the epoch at a time
+	epoch int64      // for heads
+	read  time.Time  // when it was read
+}
+
+// NewNodes returns no nodes: they come by [Nodes.Attend].
+func NewNodes(o NodesOptions) *Nodes {
+	return &Nodes{o: o, nodes: map[string]*node{}, led: make(chan struct{})}
+}
+
+// Lead says whether this process keeps the site. Only then it brings the nodes heads, without which they change nothing: another
+// process does not know which tasks were sent.
+func (n *Nodes) Lead(leads bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.leads = leads
+	close(n.led)
+	n.led = make(chan struct{})
+}
+
+// leading returns whether this process keeps the site, and a channel that is closed when that changes.
+func (n *Nodes) leading() (leads bool, changes <-chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.leads, n.led
+}
+
+// A node is one that was connected at least once. It implements remote.Line.
+type node struct {
+	name  string
+	tasks remote.Sequence
+
+	mu       sync.Mutex
+	nth      int           // how often it has come
+	conn     *reverse.Conn // nil while it is away
+	came     chan struct{} // closed when it comes
+	since    time.Time     // when it came, or went
+	standing Standing
+}
+
+// A Standing is what a node reports with each heartbeat.
+type Standing struct {
+	Epoch, Seq int64
+	Running    int       // tasks in progress
+	Trust      int64     // version of the trust document
+	Agent      string    // version of the agent
+	Providers  []string  // what it serves
+	Missing    []Missing // what is configured there and could not be opened
+	Heard      time.Time // when it last answered
+}
+
+// A Missing is a provider that a node could not open.
+type Missing struct{ Provider, Why string }
+
+// A NodeStatus says how a node stands.
+type NodeStatus struct {
+	Name      string
+	Connected bool
+	Since     time.Time // when it came, or went
+	Address   string    // from which it is connected
+	Standing
+}
+
+// beat is how often a node gets a head: often enough that one that misses a few is not stale.
+const beat = 20 * time.Second
+
+// patience is how long after it went a call waits for a node to come back: longer than it takes a running agent whose connection broke.
+// What is away for longer fails at once, since the looks at all other nodes would wait with it.
+const patience = 3 * time.Second
+
+// Attend takes the connection of a node into use, until it ends. A connection that the same node had before is closed: its agent has
+// been started anew, or has given it up.
+func (n *Nodes) Attend(c *reverse.Conn) {
+	name, err := n.o.Who(c)
+	if err != nil {
+		n.o.Logger.Warn("a connection is refused", "from", c.RemoteAddr().String(), "error", err)
+		c.Close()
+		return
+	}
+	log := n.o.Logger.With("node", name)
+	nd := n.node(name)
+	leads, changes := n.leading()
+	standing, err := n.beat(nd, c, leads)
+	if err != nil {
+		log.Warn("a node connected, but does not answer", "from", c.RemoteAddr().String(), "error", err)
+		c.Close()
+		return
+	}
+	nd.enter(c, standing)
+	log.Info("node connected", "from", c.RemoteAddr().String(), "agent", standing.Agent, "providers", standing.Providers)
+	n.changed(name)
+	defer func() {
+		if nd.leave(c) {
+			log.Info("node disconnected", "error", c.Err())
+			n.changed(name)
+		}
+	}()
+	if _, err := n.o.Who(c); err != nil { // it was refused before there was a connection that Refuse could end
+		log.Warn("a connection is refused", "from", c.RemoteAddr().String(), "error", err)
+		c.Close()
+		return
+	}
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	void := time.NewTimer(time.Until(c.State().PeerCertificates[0].NotAfter))
+	defer void.Stop()
+	for {
+		select {
+		case <-c.Done():
+			return
+		case <-void.C:
+			log.Warn("the certificate of a node has expired")
+			c.Close()
+			continue
+		case <-changes:
+		case <-tick.C:
+		}
+		leads, changes = n.leading()
+		standing, err := n.beat(nd, c, leads)
+		if err != nil {
+			log.Warn("a heartbeat failed", "error", err)
+			continue
+		}
+		nd.heard(c, standing)
+	}
+}
+
+// changed tells that a node has come or gone.
+func (n *Nodes) changed(name string) {
+	n.mu.Lock()
+	n.renewed = append(n.renewed, name)
+	n.mu.Unlock()
+	if n.o.Changed != nil {
+		n.o.Changed()
+	}
+}
+
+// node returns the node of that name, and creates it.
+func (n *Nodes) node(name string) *node {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	nd := n.nodes[name]
+	if nd == nil {
+		nd = &node{name: name, came: make(chan struct{})}
+		n.nodes[name] = nd
+	}
+	return nd
+}
+
+// a line is a connection that has not been taken into use yet.
+type line struct{ conn *reverse.Conn }
+
+func (l line) Conn(context.Context) (grpc.ClientConnInterface, ed25519.PublicKey, error) {
+	return l.conn, keyOf(l.conn), nil
+}
+
+func keyOf(c *reverse.Conn) ed25519.PublicKey {
+	key, _ := c.State().PeerCertificates[0].PublicKey.(ed25519.PublicKey)
+	return key
+}
+
+// beat asks a node how it stands, and brings it a head if this process leads.
+func (n *Nodes) beat(nd *node, c *reverse.Conn, leads bool) (Standing, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), beat)
+	defer cancel()
+	s, err := n.ask(ctx, n.options(nd, line{c}), leads)
+	if err != nil {
+		return Standing{}, err
+	}
+	heard := Standing{
+		Epoch: s.GetEpoch(), Seq: s.GetSeq(), Running: int(s.GetRunning()), Trust: s.GetTrust(), Agent: s.GetAgent(), Providers: s.GetProviders(), Heard: time.Now(),
+	}
+	for _, m := range s.GetMissing() {
+		heard.Missing = append(heard.Missing, Missing{m.GetName(), m.GetWhy()})
+	}
+	return heard, nil
+}
+
+func (n *Nodes) ask(ctx context.Context, o remote.Options, leads bool) (*remotepb.Standing, error) {
+	if !leads {
+		return remote.Ask(ctx, o)
+	}
+	epoch, err := n.recent(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the epoch of the site: %w", err)
+	}
+	return remote.Beat(ctx, o, epoch)
+}
+
+// recent returns the epoch of the site as it was a moment ago, which is enough for a head: the nodes take a newer one from a fence.
+func (n *Nodes) recent(ctx context.Context) (int64, error) {
+	n.heads.Lock()
+	defer n.heads.Unlock()
+	if time.Since(n.read) < beat/4 {
+		return n.epoch, nil
+	}
+	epoch, err := n.o.Epoch(ctx)
+	if err == nil {
+		n.epoch, n.read = epoch, time.Now()
+	}
+	return epoch, err
+}
+
+// current fails when an epoch is not that of the present holder of the site lock.
+func (n *Nodes) current(ctx context.Context, epoch int64) error {
+	now, err := n.o.Epoch(ctx)
+	switch {
+	case err != nil:
+		return &providers.Error{Op: "relay", Class: providers.Transient, Err: fmt.Errorf("read the epoch of the site: %w", err)}
+	case now != epoch:
+		return &providers.Error{Op: "relay", Class: providers.Denied, Err: &providers.OutdatedError{On: "the site", Stored: now, Epoch: epoch}}
+	}
+	return nil
+}
+
+func (n *Nodes) options(nd *node, at remote.Line) remote.Options {
+	return remote.Options{Site: n.o.Site, Node: nd.name, Line: at, Tasks: &nd.tasks, Key: n.o.Key, Logger: n.o.Logger}
+}
+
+// heard keeps what a node answered, unless it has another connection by now.
+func (nd *node) heard(c *reverse.Conn, s Standing) {
+	nd.mu.Lock()
+	defer nd.mu.Unlock()
+	if nd.conn == c {
+		nd.standing = s
+	}
+}
+
+// enter takes a connection into use.
+func (nd *node) enter(c *reverse.Conn, s Standing) {
+	nd.mu.Lock()
+	defer nd.mu.Unlock()
+	if nd.conn != nil {
+		nd.conn.Close()
+	} else {
+		close(nd.came)
+	}
+	nd.conn, nd.standing, nd.since = c, s, time.Now()
+	nd.nth++
+}
+
+// leave reports whether the connection was in use, and no longer is.
+func (nd *node) leave(c *reverse.Conn) bool {
+	nd.mu.Lock()
+	defer nd.mu.Unlock()
+	if nd.conn != c {
+		return false
+	}
+	nd.conn, nd.came, nd.since = nil, make(chan struct{}), time.Now()
+	return true
+}
+
+// Conn implements remote.Line.
+func (nd *node) Conn(ctx context.Context) (grpc.ClientConnInterface, ed25519.PublicKey, error) {
+	for {
+		nd.mu.Lock()
+		c, came, since := nd.conn, nd.came, nd.since
+		nd.mu.Unlock()
+		if c != nil {
+			return c, keyOf(c), nil
+		}
+		late := time.NewTimer(time.Until(since.Add(patience)))
+		select {
+		case <-came:
+		case <-ctx.Done():
+		case <-late.C:
+			return nil, nil, awayError(nd.name, since)
+		}
+		late.Stop()
+		if ctx.Err() != nil {
+			return nil, nil, context.Cause(ctx)
+		}
+	}
+}
+
+func awayError(name string, since time.Time) error {
+	if since.IsZero() {
+		return fmt.Errorf("node %s is not connected: is its agent running, and enrolled at this site?", name)
+	}
+	return fmt.Errorf("node %s is not connected since %s", name, since.UTC().Format(time.RFC3339))
+}
+
+// Open returns what is needed of nodes, concurrently; a node that is not connected, or does not serve it, is a failure of the set.
+func (n *Nodes) Open(ctx context.Context, needs []providers.Need) (*providers.Set, error) {
+	byNode := map[string][]providers.Need{}
+	for _, need := range needs {
+		byNode[need.Scope] = append(byNode[need.Scope], need)
+	}
+	all, err := providers.NewSet()
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	var group errgroup.Group
+	for name, wanted := range byNode {
+		group.Go(func() error {
+			nd := n.node(name)
+			one, cancel := context.WithTimeout(ctx, beat/2) // one that hangs keeps nobody waiting
+			defer cancel()
+			set, err := remote.Open(one, n.options(nd, nd), wanted)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				return all.Join(set)
+			}
+			for _, need := range wanted {
+				all.Fail(need.Scope, need.Provider, err)
+			}
+			return context.Cause(ctx)
+		})
+	}
+	return all, group.Wait()
+}
+
+// Renewed lists the nodes that have come or gone since it was called last: what they serve may be something else than before. One that
+// is gone fails at once when its providers are opened anew; those that were open would be asked again and again.
+func (n *Nodes) Renewed() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	renewed := n.renewed
+	n.renewed = nil
+	slices.Sort(renewed)
+	return slices.Compact(renewed)
+}
+
+// Refuse ends the connection of a node, if it is connected; what is in flight on it fails at once.
+func (n *Nodes) Refuse(name string) {
+	nd := n.known(name)
+	if nd == nil {
+		return
+	}
+	nd.mu.Lock()
+	defer nd.mu.Unlock()
+	if nd.conn != nil {
+		nd.conn.Close()
+	}
+}
+
+// known returns the node of that name; nil when it was never connected here.
+func (n *Nodes) known(name string) *node {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.nodes[name]
+}
+
+// connected fails when a node is not connected.
+func (n *Nodes) connected(name string) error {
+	nd := n.known(name)
+	if nd == nil {
+		return awayError(name, time.Time{})
+	}
+	nd.mu.Lock()
+	defer nd.mu.Unlock()
+	if nd.conn == nil {
+		return awayError(name, nd.since)
+	}
+	return nil
+}
+
+// standing returns what a node reported last, and how often it has come.
+func (n *Nodes) standing(name string) (nth int, s Standing) {
+	nd := n.known(name)
+	if nd == nil {
+		return 0, s
+	}
+	nd.mu.Lock()
+	defer nd.mu.Unlock()
+	return nd.nth, nd.standing
+}
+
+// Reached lists what the connected nodes serve.
+func (n *Nodes) Reached() (needs []providers.Need) {
+	for _, s := range n.Status() {
+		if !s.Connected {
+			continue
+		}
+		for _, p := range s.Providers {
+			needs = append(needs, providers.Need{Scope: s.Name, Provider: p})
+		}
+	}
+	return needs
+}
+
+// Status returns how each node stands, by name.
+func (n *Nodes) Status() []NodeStatus {
+	n.mu.Lock()
+	all := slices.Collect(maps.Values(n.nodes))
+	n.mu.Unlock()
+	var list []NodeStatus
+	for _, nd := range all {
+		nd.mu.Lock()
+		s := NodeStatus{Name: nd.name, Connected: nd.conn != nil, Since: nd.since, Standing: nd.standing}
+		if nd.conn != nil {
+			s.Address = nd.conn.RemoteAddr().String()
+		}
+		nd.mu.Unlock()
+		if !s.Since.IsZero() { // asked for, but never connected
+			list = append(list, s)
+		}
+	}
+	slices.SortFunc(list, func(a, b NodeStatus) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
