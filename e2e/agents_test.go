@@ -35,13 +35,11 @@ func TestSiteRunsItself(t *testing.T) {
 	s.write("site.cue", fmt.Sprintf(switches, 100))
 	s.run(0, "put", "site.cue")
 	s.run(0, "trust", "init", "-threshold=2", "-of=3", "-roots=roots")
-	address := loopback.Address(t) // it is free again and again
-	serve := func() *process {
-		p := s.start("serve", "-mode=enforce", "-listen="+address)
-		p.await(&p.stderr, "this site agent keeps the site", 1)
-		return p
-	}
-	site := serve()
+	address, second := loopback.Address(t), loopback.Address(t)
+	site := s.start("serve", "-mode=enforce", "-listen="+address)
+	site.await(&site.stderr, "this site agent keeps the site", 1)
+	other := s.start("serve", "-mode=enforce", "-listen="+second, "-socket=.converge/second.sock")
+	other.await(&other.stderr, "another site agent keeps the site; this one waits", 1)
 	agents := map[string]*process{}
 	attend := func(node string) {
 		agents[node] = s.start("agent", "run", "-agent-config="+filepath.Join(node, "agent.yaml"))
@@ -50,7 +48,7 @@ func TestSiteRunsItself(t *testing.T) {
 		s.must(os.MkdirAll(filepath.Join(s.dir, node), 0o700))
 		s.write(filepath.Join(node, "token"), s.run(0, "agent", "token", "create", node).stdout.String())
 		s.run(0, "agent", "bootstrap", "-server="+address, "-token-file="+filepath.Join(node, "token"), "-dir="+filepath.Join(node, "identity")).says("is node " + node)
-		s.write(filepath.Join(node, "agent.yaml"), "servers: [\""+address+"\"]\novs: "+host.Endpoint+"\n")
+		s.write(filepath.Join(node, "agent.yaml"), "servers: [\""+address+"\", \""+second+"\"]\novs: "+host.Endpoint+"\n")
 		attend(node)
 	}
 	site.await(&site.stderr, "phase=in-sync", 1)
@@ -81,11 +79,14 @@ func TestSiteRunsItself(t *testing.T) {
 	site.await(&site.stderr, "phase=in-sync serial=2", 1)
 	tagged("200")
 
-	// The site agent is killed; the next one goes on, with the same keys and the agents that were there.
+	// The site agent is killed, and the one that waits goes on, with the same keys and the agents that are there.
+	other.await(&other.stderr, "node connected", 2)
 	site.kill()
 	hosts["gpu-01"].Vsctl(t, "set", "port", "p0", "tag=999")
-	site = serve()
+	site = other
+	site.await(&site.stderr, "this site agent keeps the site", 1)
 	tagged("200")
+	s.run(0, "plan", "-detailed-exitcode", "-server=unix:.converge/second.sock").says("No changes")
 
 	// The root keys sign new online keys, and the nodes follow.
 	s.run(1, "trust", "rotate", "-key=roots/root-1.key").says("1 of 2 signatures are missing")
