@@ -42,11 +42,11 @@ func TestSiteRunsItself(t *testing.T) {
 	other.await(&other.stderr, "another site agent keeps the site; this one waits", 1)
 	agents := map[string]*process{}
 	attend := func(node string) {
-		agents[node] = s.start("agent", "run", "-agent-config="+filepath.Join(node, "agent.yaml"))
+		agents[node] = s.start("agent", "run", "-config="+filepath.Join(node, "agent.yaml"))
 	}
 	for node, host := range hosts {
 		s.must(os.MkdirAll(filepath.Join(s.dir, node), 0o700))
-		s.write(filepath.Join(node, "token"), s.run(0, "agent", "token", "create", node).stdout.String())
+		s.run(0, "agent", "token", "create", "-out="+filepath.Join(node, "token"), node)
 		s.run(0, "agent", "bootstrap", "-server="+address, "-token-file="+filepath.Join(node, "token"), "-dir="+filepath.Join(node, "identity")).says("is node " + node)
 		s.write(filepath.Join(node, "agent.yaml"), "servers: [\""+address+"\", \""+second+"\"]\novs: "+host.Endpoint+"\n")
 		attend(node)

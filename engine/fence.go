@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
@@ -14,36 +15,50 @@ import (
 	"converge.dev/converge/state"
 )
 
+// fencing is how long a far side may take to store an epoch.
+const fencing = 30 * time.Second
+
 // fence stores our epoch in every far side that can store one, before anything is observed: what an earlier holder still
-// sends there is refused from then on. A far side that cannot be reached is unknown. When one has seen a higher epoch
-// although the lock is ours, the store must be older than it was: the site is held until somebody confirms that the store was
-// restored.
+// sends there is refused from then on. A far side that cannot be reached, or does not answer in time, is unknown. When one has seen
+// a higher epoch although the lock is ours, the store must be older than it was: the site is held until somebody confirms that the
+// store was restored. One that is confined may lie about that: it holds its own scope, and only another one like it holds the site.
 func (e *Engine) fence(ctx context.Context, set *providers.Set, lock *state.Lock, p *plan.Plan) error {
 	var scopes []string
 	for _, r := range stepRefs(p) {
 		scopes = append(scopes, r.Scope)
 	}
 	ctx = lock.Context(ctx)
+	within, cancel := context.WithTimeout(ctx, fencing)
+	defer cancel()
 	var mu sync.Mutex
 	var unknown []plan.Unknown
-	var outdated *providers.OutdatedError
+	older := map[string]*providers.OutdatedError{} // by what is to be held
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, e.o.Parallelism)
 	for _, far := range set.Fences(scopes) {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			if err := far.Fence(ctx, lock.Epoch()); err != nil {
+			if err := far.Fence(within, lock.Epoch()); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				errors.As(err, &outdated)
+				var outdated *providers.OutdatedError
+				switch {
+				case errors.As(err, &outdated) && far.Confined:
+					older[far.Scope] = outdated
+				case outdated != nil:
+					older[schema.ScopeSite] = outdated
+				}
 				unknown = append(unknown, plan.Unknown{Scope: far.Scope, Kind: far.Name, Error: err.Error()})
 			}
 		})
 	}
 	wg.Wait()
-	if outdated != nil {
-		h := state.Hold{Scope: schema.ScopeSite, By: e.o.Who, At: e.o.Now().UTC(), Older: true, Reason: fmt.Sprintf(
+	for scope, outdated := range older {
+		if len(older) > 1 {
+			scope = schema.ScopeSite
+		}
+		h := state.Hold{Scope: scope, By: e.o.Who, At: e.o.Now().UTC(), Older: scope == schema.ScopeSite, Reason: fmt.Sprintf(
 			"%s has already accepted a lock holder with epoch %d, but the store is only at epoch %d: the store was lost, or is an older copy", outdated.On, outdated.Stored, outdated.Epoch)}
 		if _, err := lock.Commit(ctx, nil, []state.Op{e.o.Store.HoldOp(h)}); err != nil {
 			return err

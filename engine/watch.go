@@ -65,6 +65,9 @@ func (e *Engine) Watch(ctx context.Context, site schema.Site, what Watching) ite
 	}
 }
 
+// toStart is how long it is waited for watches to begin.
+const toStart = 5 * time.Second
+
 // rewatch is how soon a watch that ended begins anew.
 var rewatch = retry.Policy{First: 100 * time.Millisecond, Cap: 10 * time.Second}
 
@@ -78,7 +81,7 @@ type watcher struct {
 }
 
 // watch watches the places that are not watched yet. It returns once everything that changes from now on is reported, where a provider
-// reports anything.
+// reports anything, and does not hang.
 func (w *watcher) watch(ctx context.Context, set *providers.Set, places []schema.Place) {
 	var starting sync.WaitGroup
 	for _, p := range places {
@@ -94,7 +97,18 @@ func (w *watcher) watch(ctx context.Context, set *providers.Set, places []schema
 			w.follow(ctx, p, k.Watch, started)
 		})
 	}
-	starting.Wait()
+	started := make(chan struct{})
+	w.running.Go(func() {
+		starting.Wait()
+		close(started)
+	})
+	late := time.NewTimer(toStart)
+	defer late.Stop()
+	select {
+	case <-started:
+	case <-late.C: // what these watches miss until they have begun shows when they do: that counts as a change
+	case <-ctx.Done():
+	}
 }
 
 // follow reports changes at a place until ctx is done. It calls started when the watch has begun, or could not.

@@ -398,6 +398,9 @@ type Provider struct {
 
 	Close func() error // releases connections; never nil
 
+	// Confined says that the far side is a machine that may be in the wrong hands: what it says concerns its own scope, and no other.
+	Confined bool
+
 	// Fence makes the far side durably store the epoch of the current lock holder. From then on it refuses calls with a
 	// lower epoch, and so does this provider; with an epoch lower than the stored one Fence fails with Denied. The engine
 	// calls it under the site lock, before it observes. Nil: the far side has no place for an epoch.

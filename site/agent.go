@@ -72,7 +72,9 @@ type Agent struct {
 	again  *time.Timer   // makes it look although nothing has changed; nil before the first time
 	report []byte        // the one published last, without its time
 	status Status        // the one published last
-	own    string        // digest of the plan that it has begun to apply, and whose run may be open
+
+	silent map[string]time.Time // nodes that are left out, and until when
+	own    string               // digest of the plan that it has begun to apply, and whose run may be open
 }
 
 // New makes an agent.
@@ -80,7 +82,7 @@ func New(o Options) *Agent {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Agent{o: o, wake: make(chan struct{}, 1)}
+	return &Agent{o: o, wake: make(chan struct{}, 1), silent: map[string]time.Time{}}
 }
 
 // A Phase says how a site stands.
@@ -114,6 +116,8 @@ type Status struct {
 const (
 	busy  = 2 * time.Second  // how soon it is tried again while somebody else works on the site
 	later = 10 * time.Second // how soon after something went wrong
+
+	leftOut = 2 * time.Minute // how long a node is left out that did not answer when a run began
 )
 
 // Run keeps the site until ctx is done, and then returns its cause. A run that is in progress then starts no more steps. The next agent
@@ -336,14 +340,16 @@ func (a *Agent) compare(ctx context.Context, doc *schema.Document) error {
 		return err
 	}
 	published, err := json.Marshal(r)
-	if err == nil {
-		err = a.o.Store.Publish(ctx, "drift/latest", published)
+	if err != nil {
+		return err
 	}
-	if err == nil {
+	if err := a.o.Store.Publish(ctx, "drift/latest", published); err != nil { // nobody is kept from healing because it cannot be told
+		a.o.Logger.Error("the drift report could not be published", "error", err)
+	} else {
 		a.report = body
 		a.o.Logger.Info("drift", "clean", r.Clean(), "complete", r.Complete, "drifted", len(r.Drifted), "unstated", len(r.Unstated))
 	}
-	return err
+	return nil
 }
 
 // decide does with a plan what the mode allows. What is left to a person, what is held, and what is unknown, does not keep the rest from
@@ -354,6 +360,12 @@ func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) 
 		return p.Site, again, a.say(ctx, s)
 	}
 	aside, _ := left(p)
+	if out, first := a.absent(p); len(out) > 0 {
+		s.Phase, s.Detail, again = Unknown, "node "+out[0]+" did not answer when a run began, and is left out for a while", first
+		for _, scope := range out {
+			aside = append(aside, scope+"/*/*")
+		}
+	}
 	var held *engine.HeldError
 	switch err := a.o.Engine.Held(ctx, p); {
 	case errors.As(err, &held):
@@ -382,6 +394,34 @@ func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) 
 		}
 	}
 	return a.apply(ctx, p, s, again)
+}
+
+// without leaves nodes out for a while that could be observed and then did not answer. It reports whether there were any.
+func (a *Agent) without(unknown []plan.Unknown) (any bool) {
+	for _, u := range unknown {
+		if u.Scope != schema.ScopeSite {
+			a.silent[u.Scope], any = a.o.Now().Add(leftOut), true
+		}
+	}
+	return any
+}
+
+// absent lists the nodes that a plan would change and that are left out, and how long it is until the first no longer is.
+func (a *Agent) absent(p *plan.Plan) (out []string, first time.Duration) {
+	for scope, until := range a.silent {
+		rest := until.Sub(a.o.Now())
+		switch {
+		case rest <= 0:
+			delete(a.silent, scope)
+		case slices.ContainsFunc(p.Steps, func(s plan.Step) bool { return s.Ref.Scope == scope }):
+			out = append(out, scope)
+			if first == 0 || rest < first {
+				first = rest
+			}
+		}
+	}
+	slices.Sort(out)
+	return out, first
 }
 
 // heldBy lists the resources of a plan that are held, or whose nodes are; none for what holds the whole site, or the document.
@@ -459,9 +499,13 @@ func (a *Agent) apply(ctx context.Context, p *plan.Plan, stands Status, again ti
 	}
 	var locked *state.LockedError
 	var stale *engine.StaleError
+	var unknown *engine.UnknownError
 	switch {
 	case errors.As(err, &locked), errors.As(err, &stale):
 		return p.Site, busy, nil // the next plan sees what has changed
+	case errors.As(err, &unknown) && a.without(unknown.Unknown):
+		s.Phase, s.Detail = Unknown, incomplete(&plan.Plan{Unknown: unknown.Unknown})
+		return p.Site, busy, a.say(ctx, s) // the rest is done without them
 	case err != nil:
 		return p.Site, 0, err
 	}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -679,5 +680,39 @@ func TestReachedAndRenewed(t *testing.T) {
 		b.meddle("n2", "near.bridge", "b", schema.Object{"size": int64(9)})
 		synctest.Wait()
 		b.has("n2", "near.bridge", "b", "size", 1)
+	})
+}
+
+// A node that can be observed, and does not answer when a run begins, does not keep the others from being kept.
+func TestSilentWhenFenced(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bed) {
+		var hangs atomic.Bool
+		hangs.Store(true)
+		b.wrap = func(p *providers.Provider) {
+			if p.Scope == "n2" {
+				p.Confined, p.Fence = true, func(ctx context.Context, _ int64) error {
+					if hangs.Load() {
+						<-ctx.Done()
+					}
+					return context.Cause(ctx)
+				}
+			}
+		}
+		b.put(map[string]string{"n1/near.bridge/a": `{}`, "n2/near.bridge/b": `{}`})
+		k := b.start(site.Enforce)
+		defer k.ends()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if b.thing("n1", "near.bridge", "a") == nil {
+			t.Errorf("nothing was done on n1:\n%s", b.logged())
+		}
+		b.stands(site.Unknown, "n2")
+		hangs.Store(false)
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		if b.thing("n2", "near.bridge", "b") == nil {
+			t.Errorf("nothing was done on n2:\n%s", b.logged())
+		}
+		b.stands(site.InSync, "")
 	})
 }

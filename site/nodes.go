@@ -80,6 +80,9 @@ type node struct {
 	came     chan struct{} // closed when it comes
 	since    time.Time     // when it came, or went
 	standing Standing
+
+	hung  int       // how often in a row it was asked on this connection and did not answer
+	aside time.Time // until then it is not asked, so that it keeps nobody waiting
 }
 
 // A Standing is what a node reports with each heartbeat.
@@ -107,6 +110,18 @@ type NodeStatus struct {
 
 // beat is how often a node gets a head: often enough that one that misses a few is not stale.
 const beat = 20 * time.Second
+
+// mostProviders is how many providers of a node are taken note of.
+const mostProviders = 64
+
+// clip cuts a text of a node.
+func clip(text string) string {
+	const most = 1 << 10
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}
 
 // patience is how long after it went a call waits for a node to come back: longer than it takes a running agent whose connection broke.
 // What is away for longer fails at once, since the looks at all other nodes would wait with it.
@@ -214,8 +229,9 @@ func (n *Nodes) beat(nd *node, c *reverse.Conn, leads bool) (Standing, error) {
 	heard := Standing{
 		Epoch: s.GetEpoch(), Seq: s.GetSeq(), Running: int(s.GetRunning()), Trust: s.GetTrust(), Agent: s.GetAgent(), Providers: s.GetProviders(), Heard: time.Now(),
 	}
-	for _, m := range s.GetMissing() {
-		heard.Missing = append(heard.Missing, Missing{m.GetName(), m.GetWhy()})
+	heard.Providers = heard.Providers[:min(len(heard.Providers), mostProviders)]
+	for _, m := range s.GetMissing()[:min(len(s.GetMissing()), mostProviders)] {
+		heard.Missing = append(heard.Missing, Missing{clip(m.GetName()), clip(m.GetWhy())})
 	}
 	return heard, nil
 }
@@ -258,7 +274,7 @@ func (n *Nodes) current(ctx context.Context, epoch int64) error {
 }
 
 func (n *Nodes) options(nd *node, at remote.Line) remote.Options {
-	return remote.Options{Site: n.o.Site, Node: nd.name, Line: at, Tasks: &nd.tasks, Key: n.o.Key, Logger: n.o.Logger}
+	return remote.Options{Site: n.o.Site, Node: nd.name, Line: at, Tasks: &nd.tasks, Key: n.o.Key, Silent: nd.silent, Logger: n.o.Logger}
 }
 
 // heard keeps what a node answered, unless it has another connection by now.
@@ -281,7 +297,25 @@ func (nd *node) enter(c *reverse.Conn, s Standing) {
 	}
 	nd.conn, nd.standing, nd.since = c, s, time.Now()
 	nd.nth++
+	nd.hung, nd.aside = 0, time.Time{}
 }
+
+// silent sets a node aside for a while that has not answered, each time for twice as long.
+func (nd *node) silent() {
+	nd.mu.Lock()
+	defer nd.mu.Unlock()
+	if time.Now().Before(nd.aside) { // calls at the same time count once
+		return
+	}
+	nd.aside = time.Now().Add(min(longAside, firstAside<<min(nd.hung, 8)))
+	nd.hung++
+}
+
+// How long a node is set aside that does not answer.
+const (
+	firstAside = 2 * time.Minute
+	longAside  = time.Hour
+)
 
 // leave reports whether the connection was in use, and no longer is.
 func (nd *node) leave(c *reverse.Conn) bool {
@@ -298,8 +332,11 @@ func (nd *node) leave(c *reverse.Conn) bool {
 func (nd *node) Conn(ctx context.Context) (grpc.ClientConnInterface, ed25519.PublicKey, error) {
 	for {
 		nd.mu.Lock()
-		c, came, since := nd.conn, nd.came, nd.since
+		c, came, since, aside := nd.conn, nd.came, nd.since, nd.aside
 		nd.mu.Unlock()
+		if c != nil && time.Now().Before(aside) {
+			return nil, nil, fmt.Errorf("node %s is connected, but does not answer; it is asked again at %s", nd.name, aside.UTC().Format(time.RFC3339))
+		}
 		if c != nil {
 			return c, keyOf(c), nil
 		}

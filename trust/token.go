@@ -16,6 +16,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"converge.dev/converge/internal/files"
+	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
 
@@ -106,8 +107,8 @@ func (a *Authority) CreateToken(ctx context.Context, store *state.Store, node st
 		ttl = DefaultTokenLife
 	}
 	switch {
-	case !label.MatchString(node):
-		return "", fmt.Errorf("create a token for node %q: want a name of lower-case letters, digits and inner hyphens, at most 63", node)
+	case !label.MatchString(node) || node == schema.ScopeSite:
+		return "", fmt.Errorf("create a token for node %q: want a name of lower-case letters, digits and inner hyphens, at most 63, and not site", node)
 	case ttl < time.Second || ttl > MaxTokenLife:
 		return "", fmt.Errorf("create a token for node %s: it would be valid for %s; want 1s to %s", node, ttl, MaxTokenLife)
 	case o.By == "":

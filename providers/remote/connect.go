@@ -42,6 +42,7 @@ type Options struct {
 	Line   Line
 	Tasks  *Sequence                                 // one per node, however often it is connected to
 	Key    func() (ed25519.PrivateKey, int64, error) // signs tasks, and the version of the trust document that announced it
+	Silent func()                                    // optional; called when the node was asked and did not answer in time
 	Now    func() time.Time                          // optional; time.Now
 	Logger *slog.Logger                              // optional
 }
@@ -59,7 +60,7 @@ func Open(ctx context.Context, o Options, needs []providers.Need) (*providers.Se
 		return nil, err
 	}
 	for _, p := range set.All() {
-		p.Health = c.health(p.Health)
+		p.Confined, p.Health = true, c.health(p.Health)
 		c.permits[p.Name] = p.Permit
 	}
 	return set, nil
@@ -81,24 +82,11 @@ func (c *conn) health(of func(context.Context) error) func(context.Context) erro
 	}
 }
 
-// NewStream implements grpc.ClientConnInterface. What streams only reads.
-func (c *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	far, _, err := c.Line.Conn(ctx)
-	if err != nil {
-		return nil, unavailable(err)
-	}
-	return far.NewStream(ctx, desc, method, opts...)
-}
-
 // Invoke implements grpc.ClientConnInterface.
 func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	action, ok := actions[method]
 	if !ok {
-		far, _, err := c.Line.Conn(ctx)
-		if err != nil {
-			return unavailable(err)
-		}
-		return far.Invoke(ctx, method, args, reply, opts...)
+		return c.ask(ctx, method, args, reply, opts)
 	}
 	outcome, err := c.do(ctx, action, args.(proto.Message))
 	if err != nil {

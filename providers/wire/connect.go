@@ -9,6 +9,7 @@ import (
 	"io"
 	"iter"
 	"slices"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -83,10 +84,19 @@ func Open(ctx context.Context, conn grpc.ClientConnInterface, needs []providers.
 func missing(r *wirepb.DescribeResponse, n providers.Need) error {
 	for _, m := range r.GetMissing() {
 		if m.GetScope() == n.Scope && (m.GetName() == n.Provider || m.GetName() == "") {
-			return errors.New(m.GetWhy())
+			return errors.New(clip(m.GetWhy()))
 		}
 	}
 	return fmt.Errorf("%s is not served in scope %s", n.Provider, n.Scope)
+}
+
+// clip cuts a text of the other side, which ends up in reports and logs.
+func clip(text string) string {
+	const most = 8 << 10
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
 // described returns a provider of the other side.

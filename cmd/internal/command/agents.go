@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,20 +35,22 @@ for a certificate (agent bootstrap), and run the agent there (agent run).`,
 func (a *app) agentTokenCommand() *cobra.Command {
 	var ttl time.Duration
 	var labels map[string]string
-	var dir string
+	var dir, out string
 	c := &cobra.Command{
 		Use:   "create NODE",
 		Short: "Make a token with which a node can enrol once",
 		Long: `Make a token with which the agent of a node can enrol, and print it. It is shown only
 this once; the store has no more than its digest. The first machine that uses it becomes
-that node. An earlier token of the node becomes void.`,
-		Example: `  converge agent token create gpu-01 > gpu-01.token
+that node. An earlier token of the node becomes void. With -out it is written to a file
+that only its owner can read.`,
+		Example: `  converge agent token create -out=gpu-01.token gpu-01
   converge agent token create -ttl=1h -label=rack=r7 gpu-01`,
 		Args: exactly(1),
 	}
 	c.Flags().DurationVar(&ttl, "ttl", trust.DefaultTokenLife, fmt.Sprintf("`duration` for which it can be used, at most %v", trust.MaxTokenLife))
 	c.Flags().StringToStringVar(&labels, "label", nil, "labels of the node, as `key=value`; may be repeated")
-	c.Flags().StringVar(&dir, "trust-dir", "", "`dir`ectory of the keys that nodes trust; default: trust in -data-dir")
+	c.Flags().StringVar(&out, "out", "", "write the token to this `file` instead of standard output")
+	trustDirFlag(c, &dir)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		s, err := a.openOr(ctx, nil, nil, create)
@@ -63,6 +66,13 @@ that node. An earlier token of the node becomes void.`,
 			return &view.Problem{What: "no token was made for node " + args[0], Where: err.Error(), Err: err}
 		}
 		a.acted = true
+		if out != "" {
+			if err := files.Replace(out, []byte(text+"\n"), 0o600); err != nil {
+				return &view.Problem{What: "the token could not be written", Where: err.Error(), Fix: "Choose another file with -out; the token is void once there is another.", Err: err}
+			}
+			a.view.Note(fmt.Sprintf("The token is in %s, and valid for %v. On the node: converge agent bootstrap -server=HOST:PORT -token-file=FILE", out, ttl))
+			return nil
+		}
 		if a.flags.json {
 			return a.printJSON(map[string]any{"node": args[0], "token": text, "expires": time.Now().Add(ttl).UTC().Format(instant)})
 		}
@@ -120,7 +130,7 @@ func (a *app) readToken(path string) (string, error) {
 		b, err := io.ReadAll(io.LimitReader(a.sys.Stdin, maxToken))
 		return strings.TrimSpace(string(b)), err
 	}
-	b, err := files.Read(path, maxToken)
+	b, err := files.ReadPrivate(path, maxToken)
 	if err != nil {
 		return "", &view.Problem{What: "the token cannot be read", Where: err.Error(), Err: err}
 	}
@@ -128,7 +138,6 @@ func (a *app) readToken(path string) (string, error) {
 }
 
 func (a *app) agentRunCommand() *cobra.Command {
-	var path string
 	var untilEOF bool
 	c := &cobra.Command{
 		Use:   "run",
@@ -137,13 +146,12 @@ func (a *app) agentRunCommand() *cobra.Command {
 what it configures. Changes are made only for tasks that the site has signed for this
 node, each at most once. The certificate is renewed in time.
 
-agent.yaml has servers (a list of HOST:PORT), dir (of the identity and the ledger), and
+agent.yaml, or the file that -config names, has servers (a list of HOST:PORT), dir (of the identity and the ledger), and
 how the node's own systems are reached, as in nodes of converge.yaml: libvirt, ovs, sysfs.`,
 		Example: `  converge agent run
   converge agent run -config=/etc/converge/agent.yaml`,
 		Args: exactly(0),
 	}
-	c.Flags().StringVar(&path, "agent-config", config.AgentName, "configuration `file` of the agent")
 	c.Flags().BoolVar(&untilEOF, "until-eof", false, "end when standard input ends")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		ctx, stop := context.WithCancel(c.Context())
@@ -154,7 +162,7 @@ how the node's own systems are reached, as in nodes of converge.yaml: libvirt, o
 				stop()
 			}()
 		}
-		return a.runAgent(ctx, path)
+		return a.runAgent(ctx, cmp.Or(a.flags.config, config.AgentName))
 	}
 	return c
 }
@@ -170,6 +178,9 @@ func (a *app) runAgent(ctx context.Context, path string) error {
 	conf, err := config.ReadAgent(path)
 	if err != nil {
 		return unusable(err)
+	}
+	if _, err := trust.OpenIdentity(conf.Dir, trust.IdentityOptions{}); errors.Is(err, fs.ErrNotExist) {
+		return &view.Problem{What: "this machine has not enrolled", Where: conf.Dir, Fix: "Enrol it with converge agent bootstrap.", Err: err}
 	}
 	sch, err := a.schema()
 	if err != nil {
@@ -190,8 +201,6 @@ func (a *app) runAgent(ctx context.Context, path string) error {
 	case ctx.Err() != nil:
 		a.log.Info("agent stopped")
 		return nil
-	case errors.Is(err, fs.ErrNotExist):
-		return &view.Problem{What: "this machine has not enrolled", Where: conf.Dir, Fix: "Enrol it with converge agent bootstrap.", Err: err}
 	case errors.Is(err, files.ErrInUse):
 		return &view.Problem{What: "an agent is already running here", Where: conf.Dir, Err: err}
 	}

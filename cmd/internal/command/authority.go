@@ -70,6 +70,9 @@ itself: for trying things out only.`,
 			}
 			dir = filepath.Join(store, trustDir)
 		}
+		if roots != "" && filepath.Clean(roots) == filepath.Clean(dir) {
+			return &view.Problem{What: "the root keys would be with the keys that are online", Where: roots, Fix: "Name another directory with -roots=DIR."}
+		}
 		keys := trust.NewRoots(of)
 		var written []string
 		if roots != "" {

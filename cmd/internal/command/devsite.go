@@ -226,7 +226,7 @@ func (a *app) devAgent(ctx context.Context, at serves, node string) error {
 		}
 	}
 	for pause := again.Pauses(); ; { // one that ends is started again, as a service manager would
-		run := a.itself(ctx, "agent", "run", "-agent-config="+path, "-until-eof", "-log-level=warn")
+		run := a.itself(ctx, "agent", "run", "-config="+path, "-until-eof", "-log-level=warn")
 		pipe, err := run.StdinPipe() // it ends with this process, whatever happens to that
 		if err != nil {
 			return err

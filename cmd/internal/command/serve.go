@@ -17,10 +17,12 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine/drift"
 	"converge.dev/converge/engine/event"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/internal/reverse"
@@ -198,7 +200,8 @@ func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (e
 	}
 	port := reverse.Listen(l, reverse.Options{TLS: keys.TLS(admission.Check, f.hosts...), Node: nodes.Attend, Logger: a.log})
 	defer port.Close()
-	public := grpc.NewServer(grpc.Creds(reverse.Credentials()), grpc.ConnectionTimeout(20*time.Second), grpc.MaxRecvMsgSize(64<<10))
+	public := grpc.NewServer(grpc.Creds(reverse.Credentials()), grpc.ConnectionTimeout(20*time.Second), grpc.MaxRecvMsgSize(64<<10), grpc.MaxConcurrentStreams(4),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 30 * time.Second, MaxConnectionAge: 2 * time.Minute})) // strangers are let in
 	trust.Serve(public, keys, s.store, a.log)
 	running.Go(func() { _ = public.Serve(port) })
 	defer public.Stop()
@@ -315,6 +318,9 @@ func listenLocal(path string) (net.Listener, error) {
 	if conn, err := net.Dial("unix", path); err == nil {
 		conn.Close()
 		return nil, &view.Problem{What: "a site agent is already running here", Where: path, Fix: "Stop it, or choose another socket with -socket."}
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
+		return nil, &view.Problem{What: "the path of the socket is taken", Where: path + " is " + files.Kind(info.Mode()), Fix: "Choose another with -socket."}
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by one that was killed
 		return nil, err
