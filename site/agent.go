@@ -74,6 +74,7 @@ type Agent struct {
 	status Status        // the one published last
 
 	silent map[string]time.Time // nodes that are left out, and until when
+	rounds []time.Time          // when the last ones began
 	own    string               // digest of the plan that it has begun to apply, and whose run may be open
 }
 
@@ -116,6 +117,9 @@ type Status struct {
 const (
 	busy  = 2 * time.Second  // how soon it is tried again while somebody else works on the site
 	later = 10 * time.Second // how soon after something went wrong
+
+	most   = 20 // rounds within that time are not held back
+	within = 10 * time.Second
 
 	leftOut = 2 * time.Minute // how long a node is left out that did not answer when a run began
 )
@@ -176,10 +180,23 @@ func (a *Agent) follow(ctx context.Context, site schema.Site) {
 			}
 			return
 		}
+		a.pace(ctx)
 		now := a.round(ctx)
 		if ctx.Err() != nil || now.ID != site.ID || !slices.Equal(needs, a.o.Reached()) {
 			return
 		}
+	}
+}
+
+// pace waits when rounds follow each other without end, so that a node which reports changes all the time costs no more than this.
+func (a *Agent) pace(ctx context.Context) {
+	now := a.o.Now()
+	if len(a.rounds) == most && now.Sub(a.rounds[0]) < within {
+		_ = retry.Sleep(ctx, time.Second)
+		now = a.o.Now()
+	}
+	if a.rounds = append(a.rounds, now); len(a.rounds) > most {
+		a.rounds = a.rounds[1:]
 	}
 }
 
@@ -339,7 +356,7 @@ func (a *Agent) compare(ctx context.Context, doc *schema.Document) error {
 	if err != nil || bytes.Equal(body, a.report) {
 		return err
 	}
-	published, err := json.Marshal(r)
+	published, err := shortened(r)
 	if err != nil {
 		return err
 	}
@@ -350,6 +367,30 @@ func (a *Agent) compare(ctx context.Context, doc *schema.Document) error {
 		a.o.Logger.Info("drift", "clean", r.Clean(), "complete", r.Complete, "drifted", len(r.Drifted), "unstated", len(r.Unstated))
 	}
 	return nil
+}
+
+// largest is the size in bytes of the largest report that is published; the store has a limit for a value.
+const largest = 1 << 20
+
+// shortened returns a report as JSON. Of one that is too large it has the first entries of each list, and says how many are left out.
+func shortened(r *drift.Report) ([]byte, error) {
+	body, err := json.Marshal(r)
+	for n := 1000; err == nil && len(body) > largest && n > 0; n /= 2 {
+		c := *r
+		c.Drifted, c.Unstated, c.Strays = first(c.Drifted, n, &c.Omitted), first(c.Unstated, n, &c.Omitted), first(c.Strays, n, &c.Omitted)
+		c.Unmanaged, c.Remarks, c.Unknown = first(c.Unmanaged, n, &c.Omitted), first(c.Remarks, n, &c.Omitted), first(c.Unknown, n, &c.Omitted)
+		body, err = json.Marshal(c)
+	}
+	return body, err
+}
+
+// first returns the first n elements of a list, and counts the others.
+func first[T any](list []T, n int, others *int) []T {
+	if len(list) <= n {
+		return list
+	}
+	*others += len(list) - n
+	return list[:n]
 }
 
 // decide does with a plan what the mode allows. What is left to a person, what is held, and what is unknown, does not keep the rest from
@@ -525,6 +566,7 @@ func (a *Agent) apply(ctx context.Context, p *plan.Plan, stands Status, again ti
 
 // say publishes the status where it has become different.
 func (a *Agent) say(ctx context.Context, s Status) error {
+	s.Detail = clip(s.Detail)
 	s.Mode, s.Since, s.Plan = a.o.Mode, a.status.Since, a.own
 	if s == a.status {
 		return nil

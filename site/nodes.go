@@ -145,7 +145,9 @@ func (n *Nodes) Attend(c *reverse.Conn) {
 		c.Close()
 		return
 	}
-	nd.enter(c, standing)
+	if was := nd.enter(c, standing); was != nil { // its agent was started anew; or two machines have the same identity
+		log.Warn("a connection of a node is replaced by another one", "was", was.RemoteAddr().String(), "is", c.RemoteAddr().String())
+	}
 	log.Info("node connected", "from", c.RemoteAddr().String(), "agent", standing.Agent, "providers", standing.Providers)
 	n.changed(name)
 	defer func() {
@@ -286,11 +288,12 @@ func (nd *node) heard(c *reverse.Conn, s Standing) {
 	}
 }
 
-// enter takes a connection into use.
-func (nd *node) enter(c *reverse.Conn, s Standing) {
+// enter takes a connection into use, and returns the one that it replaces; nil for none.
+func (nd *node) enter(c *reverse.Conn, s Standing) (replaced *reverse.Conn) {
 	nd.mu.Lock()
 	defer nd.mu.Unlock()
 	if nd.conn != nil {
+		replaced = nd.conn
 		nd.conn.Close()
 	} else {
 		close(nd.came)
@@ -298,6 +301,7 @@ func (nd *node) enter(c *reverse.Conn, s Standing) {
 	nd.conn, nd.standing, nd.since = c, s, time.Now()
 	nd.nth++
 	nd.hung, nd.aside = 0, time.Time{}
+	return replaced
 }
 
 // silent sets a node aside for a while that has not answered, each time for twice as long.

@@ -27,6 +27,7 @@ type Report struct {
 	Remarks   []plan.Remark    `json:"remarks,omitempty"` // what is wrong with recorded things although they are as they were left
 	Begun     []schema.Ref     `json:"begun,omitempty"`   // left out: an open run has yet to settle them
 	Unknown   []plan.Unknown   `json:"unknown,omitempty"`
+	Omitted   int              `json:"omitted,omitempty"` // entries of these lists that are left out of a published report, because it would be too large
 }
 
 // Marked are resources that were recorded again from their marks after the store was lost: how converge left them is unknown.
