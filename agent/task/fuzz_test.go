@@ -9,11 +9,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"converge.dev/converge/agent/task"
+	"converge.dev/converge/e2e/hostile/fuzzed"
 	"converge.dev/converge/internal/dsse"
 )
 
 // Nothing is accepted but what was signed, however its envelope is spelt.
-func FuzzTask(f *testing.F) {
+func FuzzTask(tf *testing.F) {
+	f := fuzzed.New(tf)
 	good := sign(goodTask(), siteKey)
 	signed := map[string]bool{digestOf(goodTask()): true}
 	f.Add(good)
@@ -43,7 +45,8 @@ func FuzzTask(f *testing.F) {
 }
 
 // Any payload that a site signs and a node accepts means the same to another reader of JSON, and to the node when it is signed again.
-func FuzzPayload(f *testing.F) {
+func FuzzPayload(tf *testing.F) {
+	f := fuzzed.New(tf)
 	for _, v := range vectors() {
 		if e, err := dsse.Open(v.envelope, 4<<10); err == nil && v.kind == aTask {
 			f.Add(e.Payload)

@@ -66,7 +66,7 @@ Runs are the same as those of converge apply, under the same lock: both exclude 
 other run by run, converge runs lists them all, and a hold or a freeze stops both.
 
 The keys that nodes trust are in a directory that converge trust init makes.`,
-		Example: `  converge trust init
+		Example: `  converge trust init -roots=/media/usb site.cue
   converge serve -mode=enforce
   converge serve -listen=:7443 -host=site.example`,
 		Args: exactly(0),
@@ -299,15 +299,20 @@ func (s *session) admitNodes(ctx context.Context, m *trust.Admission, nodes *sit
 
 // renewKeys uses what converge trust rotate has put in force, until ctx is done. Keys whose roots are with them it replaces itself.
 func (s *session) renewKeys(ctx context.Context, keys *trust.Authority) {
+	told := map[string]int{} // what was due, and how much of its life had passed then
 	for retry.Sleep(ctx, time.Minute) == nil {
 		if err := keys.Reload(); err != nil {
 			s.log.Error("the keys that nodes trust cannot be read", "error", err)
 			continue
 		}
 		if _, err := keys.Rotate(); err != nil {
-			s.log.Warn("the keys that nodes trust are due for replacement", "error", err)
+			s.log.Debug("the keys that nodes trust were not replaced", "error", err) // what is due is said below
 		}
 		for _, alarm := range keys.Document().Alarms(time.Now()) {
+			if told[alarm.What] == alarm.Share {
+				continue
+			}
+			told[alarm.What] = alarm.Share
 			s.log.Warn("the keys that nodes trust have to be replaced: converge trust rotate", "what", alarm.What, "percent", alarm.Share, "not_after", alarm.NotAfter)
 		}
 	}
