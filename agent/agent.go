@@ -258,7 +258,7 @@ func (a *agent) refreshAt(ctx context.Context, server string) error {
 	return nil
 }
 
-// reconnect ends all connections; new ones are made at once.
+// reconnect ends all connections; new ones are made after the pause that package reverse makes.
 func (a *agent) reconnect() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

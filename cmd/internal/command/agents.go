@@ -169,11 +169,8 @@ how the node's own systems are reached, as in nodes of converge.yaml: libvirt, o
 
 // runAgent runs the agent of a node until ctx is done.
 func (a *app) runAgent(ctx context.Context, path string) error {
-	if a.flags.logLevel == "" && a.env[envLogPath] == "" {
-		a.flags.logLevel = "info"
-		if err := a.openLog(); err != nil {
-			return err
-		}
+	if err := a.logAsService(); err != nil {
+		return err
 	}
 	conf, err := config.ReadAgent(path)
 	if err != nil {
@@ -259,9 +256,7 @@ counts again.`,
 		if err := do(c.Context(), s.store, args[0], reason, who()); err != nil {
 			return &view.Problem{What: "nothing was changed for node " + args[0], Where: err.Error(), Fix: "To list the nodes: converge agent list", Err: err}
 		}
-		a.acted = true
-		a.print(fmt.Sprintf(done, args[0]))
-		return nil
+		return a.did(false, map[string]any{"node": args[0], "refused": !undo}, fmt.Sprintf(done, args[0]))
 	}
 	return c
 }

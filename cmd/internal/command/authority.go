@@ -219,17 +219,15 @@ puts it in force. The site agent uses it within a minute, and tells its nodes.`,
 				if err := files.Replace(out, envelope, 0o644); err != nil {
 					return err
 				}
-				a.acted = true
-				a.print(fmt.Sprintf("Version %d of the trust document needs more signatures: converge trust sign -key=FILE %s\n", next.Version, out))
-				return nil
+				return a.did(false, map[string]any{"version": next.Version, "in_force": false, "file": out},
+					fmt.Sprintf("Version %d of the trust document needs more signatures: converge trust sign -key=FILE %s\n", next.Version, out))
 			}
 		}
 		if err := authority.Adopt(envelope); err != nil {
 			return &view.Problem{What: "the trust document is not put in force", Where: err.Error(), Err: err}
 		}
-		a.acted = true
-		a.print(fmt.Sprintf("Version %d of the trust document is in force.\n", authority.Document().Version))
-		return nil
+		version := authority.Document().Version
+		return a.did(false, map[string]any{"version": version, "in_force": true}, fmt.Sprintf("Version %d of the trust document is in force.\n", version))
 	}
 	return c
 }

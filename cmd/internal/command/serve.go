@@ -76,7 +76,7 @@ The keys that nodes trust are in a directory that converge trust init makes.`,
 	p.StringSliceVar(&f.hosts, "host", nil, "comma-separated `names` by which node agents reach it; default: the host of -listen")
 	p.StringVar(&f.mode, "mode", string(site.Observe), "what it may do by itself, a `mode`: observe or enforce")
 	p.DurationVar(&f.sweep, "sweep", serveSweep, "observe everything again after each `duration`")
-	p.StringVar(&f.trust, "trust-dir", "", "`dir`ectory of the keys that nodes trust; default: trust in -data-dir")
+	trustDirFlag(c, &f.trust)
 	p.StringVar(&f.socket, "socket", "", "`path` of the socket for commands on this machine; default: serve.sock in -data-dir")
 	_ = c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(modes(), cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -141,11 +141,8 @@ type serves struct {
 
 // serve runs a site agent until ctx is done. It calls ready, if it is not nil, once nodes can connect.
 func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (err error) {
-	if a.flags.logLevel == "" && a.env[envLogPath] == "" {
-		a.flags.logLevel = "info"
-		if err := a.openLog(); err != nil {
-			return err
-		}
+	if err := a.logAsService(); err != nil {
+		return err
 	}
 	s, err := a.openOr(ctx, nil, nil, create)
 	if err != nil {

@@ -204,6 +204,15 @@ func (a *app) bindFull(c *cobra.Command) {
 	c.Flags().BoolVar(&a.flags.layout.Full, "full", false, "do not truncate long values")
 }
 
+// logAsService opens the log of a command that runs as a service: what it does is logged unless the user wants something else.
+func (a *app) logAsService() error {
+	if a.flags.logLevel != "" || a.env[envLogPath] != "" {
+		return nil
+	}
+	a.flags.logLevel = "info"
+	return a.openLog()
+}
+
 // openLog starts the log when one is requested.
 func (a *app) openLog() error {
 	if a.flags.logLevel == "" && a.env[envLogPath] == "" {
