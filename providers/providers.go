@@ -78,16 +78,43 @@ type Call struct {
 	Version string        // Update, Delete: the version token observed right before; empty when the kind has none
 	Key     string        // idempotency key: the same for every attempt of one step
 	Epoch   int64         // fencing epoch of the caller
-	Answer  *Answer       // Create: receives the answer of the far side; nil when the caller does not need it
+	Guard   Guard         // how the far side undoes the change by itself; zero: not at all
+	Answer  *Answer       // receives the answer of the far side; nil when the caller does not need it
 }
 
-// An Answer is what the far side returned about a thing that it made.
+// An Answer is what the far side returned about a change.
 type Answer struct {
-	ID string // the id that it chose instead of the caller's; empty: none
+	ID    string // Create: the id that it chose instead of the caller's; empty: none
+	Armed bool   // the change is undone by its guard unless it is kept: see [Provider.Settle]
+}
+
+// A Guard makes the far side undo a change by itself, unless it is told in time to keep it: a change that cuts the far side off
+// undoes itself. The far side stores durably how to undo the change before it makes it; when it cannot, the call fails as Transient.
+// Of a change that cannot cut it off it may decide not to guard it: Answer.Armed says that.
+type Guard struct {
+	ID     string        // changes with the same id, of a step or a run, are kept together or undone together
+	Within time.Duration // how long after the first of them they are undone
+}
+
+// IsZero reports whether there is no guard.
+func (g Guard) IsZero() bool { return g.ID == "" }
+
+// A Settling ends a guard.
+type Settling struct {
+	ID    string
+	Epoch int64 // fencing epoch of the caller
+	Keep  bool  // what was changed is kept, if the far side can be reached anew; otherwise it is undone now
 }
 
 // Called returns the desired name of the thing of a Create or Update.
 func (c *Call) Called() string { return cmp.Or(c.Name, c.Ref.Name) }
+
+// Armed records that a guard undoes the change unless it is kept.
+func (c *Call) Armed() {
+	if c.Answer != nil {
+		c.Answer.Armed = true
+	}
+}
 
 // Chose records that the far side made the thing of a Create under another id than c.ID. An empty id, or c.ID, has no effect.
 func (c *Call) Chose(id string) {
@@ -294,6 +321,7 @@ type Traits struct {
 	SetLast         []string      // fields that a call sets after everything else, or a delete before it: a call that was cut may leave any value in them
 	Serial          bool          // calls that change things of the kind are made one after the other, so more of them at the same time only wait
 	Vanishes        bool          // an update makes the thing absent for a moment, and one that was cut may leave it so
+	CutsOff         bool          // a change may cut the far side off from the one who asks for it: it is guarded, where the provider has guards
 	Overlap         []string      // keyed lists in which an update temporarily has new elements under other keys beside the old ones
 
 	// Exclusive lists what no two things of the kind can have at the same time.
@@ -423,6 +451,14 @@ type Provider struct {
 	Health func(ctx context.Context) error
 
 	Obstacles Obstacles // nil: only a delete shows what is in its way
+
+	// Settle ends the guard with that id. To keep what was changed, it first reaches the far side over connections that are made for
+	// that. It returns whether the changes are kept, which never changes afterwards and is returned again when asked again: they
+	// are not when the guard's time is over, whatever is asked for; then they are undone when Settle returns. It fails with Absent when there
+	// is no guard with that id, with Transient when the far side cannot be reached, so that the guard will undo the changes, and with
+	// Unknown when an undo has failed. Nil: the provider has no guards, and ignores [Call.Guard]. Fence ends what guards of an
+	// earlier epoch are still there, by undoing what they guard.
+	Settle func(ctx context.Context, s Settling) (kept bool, err error)
 
 	slots func() chan struct{} // nil: no limit
 }
