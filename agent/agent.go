@@ -24,6 +24,7 @@ import (
 	"converge.dev/converge/internal/reverse"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/remote"
+	"converge.dev/converge/providers/remote/remotepb"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/trust"
 )
@@ -37,6 +38,9 @@ type Options struct {
 	Open func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error)
 	// Offers lists what the node is configured to serve.
 	Offers func(node string) ([]providers.Need, error)
+
+	// Guard makes a provider undo by itself what cuts the node off. Optional.
+	Guard func(schema.Site, *providers.Provider) (*providers.Provider, error)
 
 	Version string // of the agent
 	Logger  *slog.Logger
@@ -146,6 +150,15 @@ func (a *agent) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	more := set.All()
+	for i, p := range more {
+		if a.Guard == nil {
+			break
+		}
+		if more[i], err = a.Guard(a.id.Site(), p); err != nil {
+			return errors.Join(err, set.Close())
+		}
+	}
 	a.mu.Lock()
 	for _, n := range wanted {
 		if err := set.Failure(n.Scope, n.Provider); err != nil {
@@ -154,7 +167,7 @@ func (a *agent) open(ctx context.Context) error {
 			delete(a.missing, n.Provider)
 		}
 	}
-	if more := set.All(); len(more) > 0 {
+	if len(more) > 0 {
 		a.serves = append(a.serves, more...)
 		defer a.reconnect() // connections that are made from now on serve it, too
 	}
@@ -190,11 +203,27 @@ func (a *agent) serve(address string, o []grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(o...)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.node.Serve(s, a.serves, a.missing); err != nil { // which no connection can change
+	report := func(ctx context.Context, words [][]byte) error { return a.report(ctx, address, words) }
+	if err := a.node.Serve(s, a.serves, a.missing, report); err != nil { // which no connection can change
 		a.Logger.Error("the node cannot be served", "error", err)
 	}
 	a.servers[address] = s
 	return s
+}
+
+// report says words to the site at an address, each over a new connection.
+func (a *agent) report(ctx context.Context, server string, words [][]byte) error {
+	for _, word := range words {
+		conn, err := grpc.NewClient("passthrough:///"+server, grpc.WithTransportCredentials(credentials.NewTLS(a.id.TLS())), grpc.WithContextDialer(a.Dial))
+		if err != nil {
+			return err
+		}
+		_, err = remotepb.NewSiteClient(conn).Hear(ctx, &remotepb.HearRequest{Word: word})
+		if err = errors.Join(err, conn.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // behind makes the trust document be fetched soon.

@@ -36,9 +36,9 @@ func TestSiteRunsItself(t *testing.T) {
 	s.run(0, "put", "site.cue")
 	s.run(0, "trust", "init", "-threshold=2", "-of=3", "-roots=roots")
 	address, second := loopback.Address(t), loopback.Address(t)
-	site := s.start("serve", "-mode=enforce", "-listen="+address)
+	site := s.start("serve", "-mode=enforce", "-listen="+address, "-http=none", "-metrics=none")
 	site.await(&site.stderr, "this site agent keeps the site", 1)
-	other := s.start("serve", "-mode=enforce", "-listen="+second, "-socket=.converge/second.sock")
+	other := s.start("serve", "-mode=enforce", "-listen="+second, "-socket=.converge/second.sock", "-http=none", "-metrics=none")
 	other.await(&other.stderr, "another site agent keeps the site; this one waits", 1)
 	agents := map[string]*process{}
 	attend := func(node string) {
@@ -97,7 +97,7 @@ func TestSiteRunsItself(t *testing.T) {
 	// A person takes everything away, through the agents, while the site agent only looks.
 	s.must(site.cmd.Process.Signal(os.Interrupt))
 	site.ended(0)
-	site = s.start("serve", "-listen="+address)
+	site = s.start("serve", "-listen="+address, "-http=none", "-metrics=none")
 	site.await(&site.stderr, "node connected", 2)
 	s.run(0, "destroy", "-auto-approve")
 	for node, host := range hosts {

@@ -93,8 +93,11 @@ var layers = []struct {
 	{"agent/task", []string{"internal/dsse"}},
 	{"agent/ledger", []string{"internal/files"}},
 	{"agent", []string{"schema$", "providers$", "providers/remote", "trust", "internal/retry", "internal/reverse"}},
+	{"guard", []string{"schema$", "providers$", "internal/files", "internal/retry"}},
+	{"deploy", []string{"internal/files"}},
+	{"site/api", []string{"schema$", "providers$", "state$", "engine", "trust", "site$", "internal"}},
 	{"site", []string{"schema$", "providers", "state$", "engine", "internal/retry", "internal/reverse"}},
-	{"cmd", []string{"schema", "providers", "state", "engine", "trust", "agent", "site", "internal/files", "internal/nearest", "internal/retry", "internal/reverse", "internal/carbidesim"}},
+	{"cmd", []string{"schema", "providers", "state", "engine", "trust", "agent", "guard", "site", "internal/files", "internal/nearest", "internal/retry", "internal/reverse", "internal/carbidesim"}},
 	{"e2e", []string{"schema", "providers", "state", "engine", "trust", "agent", "site", "cmd", "internal"}},
 }
 

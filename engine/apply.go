@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/journal"
@@ -164,7 +165,7 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 	now := e.o.Now()
 	run = state.Run{
 		ID: e.o.NewID(now), Op: op, Status: state.RunOpen, Plan: saved.Digest, Serial: p.Site.Serial, By: e.o.Who,
-		Epoch: lock.Epoch(), Started: now.UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure), Complete: p.Complete() && p.Worked == worked,
+		Epoch: lock.Epoch(), Started: now.UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure), Confirm: int(o.Confirm / time.Second), Complete: p.Complete() && p.Worked == worked,
 	}
 	if !p.Destroy && len(p.Document) > 0 {
 		if err := failpoint.At("document.put.before"); err != nil {
@@ -218,7 +219,7 @@ func (e *Engine) run(ctx context.Context, set *providers.Set, lock *state.Lock, 
 	defer release()
 	run, ds, err := apply.Carry(carried, apply.Options{
 		Kinds: e.o.Kinds, Providers: set, Store: e.o.Store, Lock: lock, Plan: p, Run: run, Log: log, Recorded: recorded,
-		Undo: undo, Keep: o.Keep, OnFailure: o.OnFailure, Parallelism: e.o.Parallelism, Retry: e.o.Retry, Interrupt: o.Interrupt,
+		Undo: undo, Keep: o.Keep, OnFailure: o.OnFailure, Confirm: o.Confirm, Parallelism: e.o.Parallelism, Retry: e.o.Retry, Interrupt: o.Interrupt,
 		Emit: e.o.Emit, Logger: e.o.Logger,
 	})
 	if err == nil && run.Status != state.RunOpen {

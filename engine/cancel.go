@@ -28,7 +28,7 @@ func (e *Engine) cancellable(ctx context.Context, lock *state.Lock) (_ context.C
 			case <-pause.C:
 			}
 			read, done := context.WithTimeout(look, cancelPause)
-			asked, err := lock.Cancelled(read)
+			asked, err := lock.Asked(read, state.ToCancel)
 			done()
 			if err != nil {
 				e.o.Logger.Debug("failed to check whether the run is cancelled", "error", err)

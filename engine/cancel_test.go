@@ -25,7 +25,7 @@ func TestCancel(t *testing.T) {
 			now, err := s.Store.LockInfo(t.Context())
 			if err == nil {
 				holder = *now
-				err = s.Store.Cancel(t.Context(), holder, "ann@here")
+				err = s.Store.Ask(t.Context(), state.ToCancel, holder, "ann@here")
 			}
 			if err != nil {
 				t.Error(err)
@@ -40,7 +40,7 @@ func TestCancel(t *testing.T) {
 		if !strings.Contains(res.Run.Message, "cancelled by ann@here") || res.Run.Cancelled != holder.Epoch {
 			t.Errorf("the run says %q, and that process %d of %d ended it", res.Run.Message, res.Run.Cancelled, holder.Epoch)
 		}
-		if err := s.Store.Cancel(t.Context(), holder, "ann@here"); !errors.Is(err, state.ErrGuard) {
+		if err := s.Store.Ask(t.Context(), state.ToCancel, holder, "ann@here"); !errors.Is(err, state.ErrGuard) {
 			t.Errorf("a process that has ended is asked: %v", err)
 		}
 		begin = time.Now()

@@ -95,6 +95,7 @@ type ApplyOptions struct {
 	AllowPartial bool            // continue although some scopes are unknown, or some resources are left out
 	Approve      string          // the approval of the plan, or a prefix of it: required when a step cannot be undone exactly, and never that of another plan. See Rollback
 	Keep         int             // for a rollback: how many of the first steps of the run are not undone
+	Confirm      time.Duration   // undo the run unless it is confirmed within that time of its start; zero: it needs no confirmation
 	Interrupt    <-chan struct{} // when closed, no more steps are started; those in flight finish
 }
 

@@ -138,6 +138,10 @@ func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) Repair {
 		r.Done = "removed: what the site knows about the node, which has to enrol again with a new token"
 	case state.PartKeeper:
 		r.Done = "removed: which process keeps the site; another one does from now on"
+	case state.PartWaiting:
+		r.Done = "removed: the plan that waits for approval; the site agent stores it again"
+	case state.PartApproval:
+		r.Done = "removed: what somebody had approved; it has to be approved again"
 	case state.PartServer:
 		r.Done = "removed: the next apply records the server that answers then, so make sure that it is the right one"
 	case state.PartAmended:
@@ -148,8 +152,8 @@ func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) Repair {
 		r.Done = "removed: an entry of the audit log"
 	case state.PartInbox:
 		r.Done = "removed: the last inbox result"
-	case state.PartCancel:
-		r.Done = "removed: a cancel request; to cancel the run, request it again"
+	case state.PartRequest:
+		r.Done = "removed: a request to cancel or confirm a run; make it again"
 	case state.PartSpent:
 		digest := d.Err.Key[strings.LastIndex(d.Err.Key, "/")+1:]
 		run := "(no longer kept)"

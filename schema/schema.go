@@ -10,6 +10,7 @@ package schema
 import (
 	"cmp"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -178,6 +179,67 @@ type Site struct {
 // Policy bounds what a plan may do.
 type Policy struct {
 	MaxDestroy string `json:"max_destroy,omitempty"` // "3" things, or "10%" of those recorded; empty: 10 %, at least 1
+
+	Reconcile []Reconcile `json:"reconcile,omitempty"` // of the site agent, first match first
+	Approvals Approvals   `json:"approvals,omitzero"`
+}
+
+// Reconcile says in which mode the site agent keeps some resources.
+type Reconcile struct {
+	Mode   string   `json:"mode"`             // observe, approve or enforce
+	Kinds  []string `json:"kinds,omitempty"`  // patterns, in which * stands for any characters; empty: all
+	Scopes []string `json:"scopes,omitempty"` // likewise
+}
+
+// Mode returns the mode of the first rule that names the kind and the scope of a resource; empty when none does.
+func (p *Policy) Mode(ref Ref) string {
+	for i := range p.Reconcile {
+		if r := &p.Reconcile[i]; matches(r.Kinds, ref.Kind) && matches(r.Scopes, ref.Scope) {
+			return r.Mode
+		}
+	}
+	return ""
+}
+
+// matches reports whether a word matches one of some patterns, or there are none.
+func matches(patterns []string, word string) bool {
+	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool {
+		ok, err := path.Match(p, word)
+		return err == nil && ok
+	})
+}
+
+// Approvals are those that a plan needs before the site agent applies it.
+type Approvals struct {
+	Count int      `json:"count,omitempty"` // of different people; 0: one
+	By    []string `json:"by,omitempty"`    // USER, or USER@HOST; empty: anyone
+}
+
+// May reports whether the approval of USER@HOST counts.
+func (a *Approvals) May(who string) bool {
+	return len(a.By) == 0 || slices.Contains(a.By, who) || slices.Contains(a.By, Person(who))
+}
+
+// Enough reports whether those who approved are enough different people. One at two machines is one person.
+func (a *Approvals) Enough(who ...string) bool {
+	people := map[string]bool{}
+	for _, w := range who {
+		if a.May(w) {
+			people[Person(w)] = true
+		}
+	}
+	return len(people) >= a.Needed()
+}
+
+// Needed returns how many people have to approve.
+func (a *Approvals) Needed() int { return max(a.Count, 1) }
+
+// Person returns the USER of USER@HOST.
+func Person(who string) string {
+	if i := strings.LastIndexByte(who, '@'); i > 0 {
+		return who[:i]
+	}
+	return who
 }
 
 // A Document is one revision of a site, validated.

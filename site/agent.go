@@ -1,8 +1,10 @@
 // Package site keeps a site as its document says, without anybody who runs a command: the site agent.
 //
 // An [Agent] follows the store and the providers. Whenever something has changed, and from time to time in any case, it reports how
-// the site differs from what was applied, plans, and applies what its [Mode] allows. It uses the same engine, lock and journal as the
-// commands do, so both exclude each other run by run, and what it has begun can be resumed by either.
+// the site differs from what was applied, plans, and applies what its [Mode] allows. The document may allow it less, kind by kind and
+// scope by scope. What is left to people is stored as one plan, which is applied once, exactly as it is, when as many people have
+// approved it as the document wants. The agent uses the same engine, lock and journal as the commands do, so both exclude each other run
+// by run, and what it has begun can be resumed by either.
 //
 // [Nodes] are the nodes whose agents are connected, as providers.
 package site
@@ -34,17 +36,18 @@ type Mode string
 // The modes.
 const (
 	Observe Mode = "observe" // it reports how the site differs, and what would be done
-	Enforce Mode = "enforce" // it also applies what interrupts nothing and can be undone exactly
+	Approve Mode = "approve" // it also applies what people have approved
+	Enforce Mode = "enforce" // it also applies what interrupts nothing and can be undone exactly, without asking
 )
 
-// Modes lists all modes.
-var Modes = []Mode{Observe, Enforce}
+// Modes lists all modes, the most careful one first.
+var Modes = []Mode{Observe, Approve, Enforce}
 
 // Options make an agent. All are required unless they say otherwise.
 type Options struct {
 	Engine *engine.Engine
 	Store  *state.Store
-	Mode   Mode
+	Mode   Mode // the most that it may do; the document's policy.reconcile can only lower it
 
 	// Inbox accepts the document in the inbox, if there is one. Its error is logged, and the document that the site has stays in
 	// force.
@@ -59,6 +62,8 @@ type Options struct {
 	Reached func() []providers.Need
 	// Renewed lists the scopes whose providers may serve something else than when it was called last.
 	Renewed func() []string
+	// Rounded is told of each round: how long it took, and how it failed. Optional.
+	Rounded func(took time.Duration, err error)
 
 	Sweep  time.Duration // how long after the last look everything is looked at again
 	Logger *slog.Logger
@@ -108,10 +113,12 @@ type Status struct {
 	Phase  Phase       `json:"phase"`
 	Since  time.Time   `json:"since"` // when it last became different
 	Detail string      `json:"detail,omitempty"`
-	Steps  int         `json:"steps,omitempty"`    // of the plan that waits or is being applied
-	Digest string      `json:"approval,omitempty"` // what would approve it
-	Run    string      `json:"run,omitempty"`      // the last one
-	Plan   string      `json:"plan,omitempty"`     // digest of the plan whose run the agent has begun and not ended: it resumes that
+	Steps  int         `json:"steps,omitempty"`        // of the plan that waits or is being applied
+	Digest string      `json:"approval,omitempty"`     // what would approve it
+	Counts string      `json:"plan_summary,omitempty"` // what the plan that waits would do, in numbers
+	Given  string      `json:"approvals,omitempty"`    // how many people have approved the plan that waits, and who
+	Run    string      `json:"run,omitempty"`          // the last one
+	Plan   string      `json:"plan,omitempty"`         // digest of the plan whose run the agent has begun and not ended: it resumes that
 }
 
 const (
@@ -207,7 +214,11 @@ func (a *Agent) round(ctx context.Context) schema.Site {
 			a.o.Logger.Warn("providers could not be closed", "scope", scope, "error", err)
 		}
 	}
+	began := time.Now()
 	site, again, err := a.keep(ctx)
+	if a.o.Rounded != nil && ctx.Err() == nil {
+		a.o.Rounded(time.Since(began), err)
+	}
 	if err != nil && ctx.Err() == nil {
 		a.o.Logger.Warn("the site could not be kept", "error", err, "again_in", later)
 		if serr := a.say(ctx, Status{Site: site, Phase: Failed, Detail: err.Error(), Run: a.status.Run}); serr != nil {
@@ -292,7 +303,7 @@ func (a *Agent) keep(ctx context.Context) (site schema.Site, again time.Duration
 // held resumes the run that keeps the site from being worked on, when that is the agent's own. Otherwise it says what holds the site.
 func (a *Agent) held(ctx context.Context, site schema.Site, h *engine.HeldError) (_ schema.Site, again time.Duration, err error) {
 	s := Status{Site: site, Phase: Held, Detail: describe(h), Run: a.status.Run}
-	if h.Open == "" || a.own == "" || a.o.Mode != Enforce {
+	if h.Open == "" || a.own == "" || a.o.Mode == Observe {
 		return site, 0, a.say(ctx, s)
 	}
 	run, err := a.o.Store.Run(ctx, h.Open)
@@ -393,18 +404,28 @@ func first[T any](list []T, n int, others *int) []T {
 	return list[:n]
 }
 
-// decide does with a plan what the mode allows. What is left to a person, what is held, and what is unknown, does not keep the rest from
-// being done.
+// decide does with a plan what the modes allow. What is left to a person, what is only observed, what is held, and what is unknown, does
+// not keep the rest from being done.
 func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) (site schema.Site, again time.Duration, err error) {
-	s, again := a.stands(p)
-	if a.o.Mode != Enforce || len(p.Refusals) > 0 || p.Empty() {
-		return p.Site, again, a.say(ctx, s)
+	apart := a.observed(doc, p) // nothing is done about these
+	seen := Status{Phase: Differs, Steps: len(p.Steps)}
+	if len(apart) > 0 {
+		seen.Digest = p.Approval()
+		if p, err = a.o.Engine.Plan(ctx, doc, plan.Options{Exclude: apart}); err != nil {
+			return doc.Site, 0, err
+		}
 	}
-	aside, _ := left(p)
+	s, again := a.stands(doc, p)
+	if len(apart) > 0 && (s.Phase == InSync || s.Phase == Differs) {
+		s.Phase, s.Steps, s.Digest = seen.Phase, seen.Steps, seen.Digest
+	}
+	if a.o.Mode == Observe || len(p.Refusals) > 0 || p.Empty() {
+		return p.Site, again, cmp.Or(a.nothingWaits(ctx), a.say(ctx, s))
+	}
 	if out, first := a.absent(p); len(out) > 0 {
 		s.Phase, s.Detail, again = Unknown, "node "+out[0]+" did not answer when a run began, and is left out for a while", first
 		for _, scope := range out {
-			aside = append(aside, scope+"/*/*")
+			apart = append(apart, scope+"/*/*")
 		}
 	}
 	var held *engine.HeldError
@@ -415,26 +436,35 @@ func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) 
 		if len(on) == 0 {
 			return p.Site, again, a.say(ctx, s)
 		}
-		aside = append(aside, on...)
+		apart = append(apart, on...)
 	case err != nil:
 		return p.Site, 0, err
 	}
-	if len(aside) > 0 {
-		if p, err = a.o.Engine.Plan(ctx, doc, plan.Options{Exclude: aside}); err != nil {
+	leave, _ := a.left(doc, p)
+	auto := p
+	if len(apart)+len(leave) > 0 {
+		if auto, err = a.o.Engine.Plan(ctx, doc, plan.Options{Exclude: slices.Concat(apart, leave)}); err != nil {
 			return doc.Site, 0, err
 		}
-		more, _ := left(p)
-		if len(more) > 0 || len(p.Refusals) > 0 || p.Empty() {
-			return p.Site, again, a.say(ctx, s)
-		}
-		if err := a.o.Engine.Held(ctx, p); errors.As(err, &held) {
+	}
+	more, _ := a.left(doc, auto)
+	if len(more) == 0 && len(auto.Refusals) == 0 && !auto.Empty() {
+		if err := a.o.Engine.Held(ctx, auto); errors.As(err, &held) {
 			s.Phase, s.Detail = Held, describe(held)
 			return p.Site, again, a.say(ctx, s)
 		} else if err != nil {
 			return p.Site, 0, err
 		}
+		then := s
+		if s.Phase == Differs && len(apart) == 0 {
+			then.Phase, then.Steps, then.Digest = InSync, 0, ""
+		}
+		return a.apply(ctx, auto, "", then, again)
 	}
-	return a.apply(ctx, p, s, again)
+	if len(leave) == 0 {
+		return p.Site, again, cmp.Or(a.nothingWaits(ctx), a.say(ctx, s))
+	}
+	return a.leave(ctx, doc, p, apart, s, again)
 }
 
 // without leaves nodes out for a while that could be observed and then did not answer. It reports whether there were any.
@@ -479,9 +509,9 @@ func heldBy(p *plan.Plan, holds []state.Hold) (refs []string) {
 }
 
 // stands returns how the site stands according to a plan, and when to look again.
-func (a *Agent) stands(p *plan.Plan) (s Status, again time.Duration) {
+func (a *Agent) stands(doc *schema.Document, p *plan.Plan) (s Status, again time.Duration) {
 	s = Status{Site: p.Site, Steps: len(p.Steps), Run: a.status.Run}
-	_, why := left(p)
+	_, why := a.left(doc, p)
 	switch {
 	case len(p.Refusals) > 0:
 		s.Phase, s.Detail = Waiting, p.Refusals[0].Reason
@@ -505,7 +535,7 @@ func (a *Agent) stands(p *plan.Plan) (s Status, again time.Duration) {
 }
 
 // left lists the resources whose steps are left to a person, and says why the first one is.
-func left(p *plan.Plan) (refs []string, why string) {
+func (a *Agent) left(doc *schema.Document, p *plan.Plan) (refs []string, why string) {
 	for i := range p.Steps {
 		s := &p.Steps[i]
 		reason := ""
@@ -514,6 +544,8 @@ func left(p *plan.Plan) (refs []string, why string) {
 			reason = fmt.Sprintf("%s %s cannot be undone exactly: %s", s.Action, s.Ref, s.Undo.Meaning())
 		case s.Disruption != "" && s.Disruption != schema.Live:
 			reason = fmt.Sprintf("%s %s interrupts: %s", s.Action, s.Ref, s.Disruption)
+		case a.mode(doc, s.Ref) == Approve:
+			reason = fmt.Sprintf("%s %s needs approval", s.Action, s.Ref)
 		default:
 			continue
 		}
@@ -522,21 +554,23 @@ func left(p *plan.Plan) (refs []string, why string) {
 	return refs, why
 }
 
-// apply carries out a plan. Stands is how the site stands without that.
-func (a *Agent) apply(ctx context.Context, p *plan.Plan, stands Status, again time.Duration) (schema.Site, time.Duration, error) {
+// apply carries out a plan, with the approval that it has. Then is how the site stands once that is done.
+func (a *Agent) apply(ctx context.Context, p *plan.Plan, approval string, then Status, again time.Duration) (schema.Site, time.Duration, error) {
 	saved, err := p.Encode()
 	if err != nil {
 		return p.Site, 0, err
 	}
 	a.own = saved.Digest // it is published before the run can begin, so that whoever comes next knows whose run that is
-	s := Status{Site: p.Site, Phase: Applying, Steps: len(p.Steps), Run: stands.Run}
+	s := Status{Site: p.Site, Phase: Applying, Steps: len(p.Steps), Run: then.Run}
 	if err := a.say(ctx, s); err != nil {
 		return p.Site, 0, err
 	}
-	res, err := a.o.Engine.Apply(context.WithoutCancel(ctx), p, a.applying(ctx))
+	o := a.applying(ctx)
+	o.Approve = approval
+	res, err := a.o.Engine.Apply(context.WithoutCancel(ctx), p, o)
 	if res.Run.ID != "" {
 		s.Run = res.Run.ID
-		stands.Run, a.status.Run = s.Run, s.Run
+		then.Run, a.status.Run = s.Run, s.Run
 	}
 	var locked *state.LockedError
 	var stale *engine.StaleError
@@ -552,13 +586,8 @@ func (a *Agent) apply(ctx context.Context, p *plan.Plan, stands Status, again ti
 	}
 	a.own = ""
 	a.ended(res.Run)
-	switch {
-	case res.Run.Status != state.RunApplied:
+	if s = then; res.Run.Status != state.RunApplied {
 		s = failed(p.Site, res.Run)
-	case stands.Phase == Differs:
-		s.Phase, s.Steps = InSync, 0
-	default:
-		s = stands
 	}
 	a.Look() // what the run changed is compared
 	return p.Site, again, a.say(ctx, s)

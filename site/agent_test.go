@@ -75,7 +75,7 @@ func TestObserve(t *testing.T) {
 
 // What is changed behind the agent's back is reported, and put right by an agent that may.
 func TestDrift(t *testing.T) {
-	for _, mode := range site.Modes {
+	for _, mode := range []site.Mode{site.Observe, site.Enforce} {
 		t.Run(string(mode), func(t *testing.T) {
 			bubble(t, func(t *testing.T, b *bed) {
 				b.Converge(t, b.put(map[string]string{"n1/near.bridge/br": `{"size": 1}`, "site/far.net/a": `{"size": 1}`}))
@@ -573,7 +573,7 @@ func TestOpenRunIsLeftToPeople(t *testing.T) {
 			b.at(3, func() {
 				holder, err := b.Store.LockInfo(context.Background())
 				if err == nil {
-					err = b.Store.Cancel(context.Background(), *holder, "me@here")
+					err = b.Store.Ask(context.Background(), state.ToCancel, *holder, "me@here")
 				}
 				if err != nil {
 					t.Error(err)

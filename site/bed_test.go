@@ -35,6 +35,7 @@ type bed struct {
 
 	mu        sync.Mutex
 	docs      map[string]*schema.Document // by digest
+	policy    schema.Policy               // what documents that put writes say of the site agent
 	reached   []providers.Need
 	renewed   []string
 	opened    []providers.Need // in the order in which they were opened
@@ -58,6 +59,7 @@ func newBed(t *testing.T) *bed {
 func (b *bed) put(resources map[string]string) *schema.Document {
 	b.t.Helper()
 	d := b.Document(b.t, resources)
+	d.Policy.Reconcile, d.Policy.Approvals = b.policy.Reconcile, b.policy.Approvals
 	b.mu.Lock()
 	b.docs[d.Digest] = d
 	b.mu.Unlock()

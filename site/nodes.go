@@ -3,6 +3,7 @@ package site
 import (
 	"context"
 	"crypto/ed25519"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -22,10 +23,10 @@ import (
 
 // NodesOptions make [Nodes]. All are required unless they say otherwise.
 type NodesOptions struct {
-	Site  string                                       // its id
-	Who   func(*reverse.Conn) (node string, err error) // whose connection it is, from its verified certificate; an error when it is not admitted
-	Key   func() (ed25519.PrivateKey, int64, error)    // signs tasks, and the version of the trust document that announced it
-	Epoch func(context.Context) (int64, error)         // the newest epoch of the site lock
+	Site  string                                             // its id
+	Who   func(tls.ConnectionState) (node string, err error) // whose connection it is, from its verified certificate; an error when it is not admitted
+	Key   func() (ed25519.PrivateKey, int64, error)          // signs tasks, and the version of the trust document that announced it
+	Epoch func(context.Context) (int64, error)               // the newest epoch of the site lock
 	// Changed is called whenever a node has come or gone, or serves something else. Optional.
 	Changed func()
 	Logger  *slog.Logger
@@ -41,6 +42,8 @@ type Nodes struct {
 
 	led   chan struct{} // closed, and replaced, when leads changes
 	leads bool          // this process keeps the site: its heads count
+
+	hearing hearing
 
 	heads sync.Mutex // one reading of the epoch at a time
 	epoch int64      // for heads
@@ -130,7 +133,7 @@ const patience = 3 * time.Second
 // Attend takes the connection of a node into use, until it ends. A connection that the same node had before is closed: its agent has
 // been started anew, or has given it up.
 func (n *Nodes) Attend(c *reverse.Conn) {
-	name, err := n.o.Who(c)
+	name, err := n.o.Who(c.State())
 	if err != nil {
 		n.o.Logger.Warn("a connection is refused", "from", c.RemoteAddr().String(), "error", err)
 		c.Close()
@@ -156,7 +159,7 @@ func (n *Nodes) Attend(c *reverse.Conn) {
 			n.changed(name)
 		}
 	}()
-	if _, err := n.o.Who(c); err != nil { // it was refused before there was a connection that Refuse could end
+	if _, err := n.o.Who(c.State()); err != nil { // it was refused before there was a connection that Refuse could end
 		log.Warn("a connection is refused", "from", c.RemoteAddr().String(), "error", err)
 		c.Close()
 		return
@@ -276,7 +279,10 @@ func (n *Nodes) current(ctx context.Context, epoch int64) error {
 }
 
 func (n *Nodes) options(nd *node, at remote.Line) remote.Options {
-	return remote.Options{Site: n.o.Site, Node: nd.name, Line: at, Tasks: &nd.tasks, Key: n.o.Key, Silent: nd.silent, Logger: n.o.Logger}
+	return remote.Options{
+		Site: n.o.Site, Node: nd.name, Line: at, Tasks: &nd.tasks, Key: n.o.Key, Silent: nd.silent, Logger: n.o.Logger,
+		Anew: func(ctx context.Context) error { return n.hearing.from(ctx, nd.name, at) },
+	}
 }
 
 // heard keeps what a node answered, unless it has another connection by now.

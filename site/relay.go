@@ -150,6 +150,10 @@ func (r *relay) Fence(ctx context.Context, q *wirepb.FenceRequest) (*wirepb.Fenc
 	return changes(ctx, r, q.GetWhich().GetScope(), q.GetEpoch(), q, wirepb.ProvidersServer.Fence)
 }
 
+func (r *relay) Settle(ctx context.Context, q *wirepb.SettleRequest) (*wirepb.SettleResponse, error) {
+	return changes(ctx, r, q.GetWhich().GetScope(), q.GetEpoch(), q, wirepb.ProvidersServer.Settle)
+}
+
 func (r *relay) Identify(ctx context.Context, q *wirepb.IdentifyRequest) (*wirepb.IdentifyResponse, error) {
 	return relays(ctx, r, q.GetWhich().GetScope(), q, wirepb.ProvidersServer.Identify)
 }

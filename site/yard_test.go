@@ -3,6 +3,7 @@ package site_test
 import (
 	"context"
 	"crypto/ed25519"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -89,10 +90,10 @@ func newYard(t *testing.T, b *bed, o trust.Options, l net.Listener) *yard {
 func (y *yard) newNodes() *site.Nodes {
 	return site.NewNodes(site.NodesOptions{
 		Site: enginetest.SiteID,
-		Who: func(c *reverse.Conn) (string, error) {
-			node, err := trust.NodeOf(c.State())
+		Who: func(c tls.ConnectionState) (string, error) {
+			node, err := trust.NodeOf(c)
 			if err == nil {
-				err = y.admission.Check(node, c.State().PeerCertificates[0].SerialNumber)
+				err = y.admission.Check(node, c.PeerCertificates[0].SerialNumber)
 			}
 			return node, err
 		},

@@ -396,7 +396,7 @@ func (s *Store) LockInfo(ctx context.Context) (*LockInfo, error) {
 type Audit struct {
 	At     time.Time `json:"at"`
 	By     string    `json:"by"`
-	Action string    `json:"action"` // force-unlock, restored, repair, cancel, hold, release, freeze, thaw, token, ban, unban
+	Action string    `json:"action"` // force-unlock, restored, repair, cancel, hold, release, freeze, thaw, token, ban, unban, approve, unapprove
 	Scope  string    `json:"scope,omitempty"`
 	Reason string    `json:"reason"`
 	Lock   *LockInfo `json:"lock,omitempty"`  // the lock that was broken

@@ -104,6 +104,9 @@ type Run struct {
 	Failed  schema.Ref `json:"failed,omitzero"`
 	OnFail  string     `json:"on_failure,omitempty"`
 
+	Confirm     int  `json:"confirm_seconds,omitempty"` // how long after its start it is undone unless somebody confirms it; zero: it needs no confirmation
+	Unconfirmed bool `json:"unconfirmed,omitempty"`     // nobody confirmed it in time, or a guard undid a change that cut its node off
+
 	Cancelled int64 `json:"cancelled,omitempty"` // epoch of the process that was asked from elsewhere to end the run, and did
 
 	// Complete means that once the run is applied, the whole site, not only a part of it, is as the document with this serial

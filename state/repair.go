@@ -35,13 +35,15 @@ const (
 	PartAmended   Part = "amended"    // that the records were changed beside all runs
 	PartRebuilt   Part = "rebuilt"    // that the records were rebuilt
 	PartInbox     Part = "inbox"      // the last answer to a document in the inbox
-	PartCancel    Part = "cancel"     // a request to the holder of the lock
+	PartRequest   Part = "request"    // a request to the holder of the lock
 	PartLock      Part = "leader"     // the lock
 	PartEpoch     Part = "epoch"      // the number of its holder
 	PartSecret    Part = "secret-key" // the key of digests and plan files
 	PartInventory Part = "inventory"  // what was last observed of everything
 	PartNode      Part = "node"       // what the site knows about a node's identity
 	PartKeeper    Part = "keeper"     // the process that keeps the site by itself
+	PartWaiting   Part = "waiting"    // the plan that waits for people
+	PartApproval  Part = "approval"   // what somebody has approved
 )
 
 // Damaged returns every value that keeps a command from being carried out because it cannot be read, except within journals
@@ -105,7 +107,8 @@ func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
 		{PartAmended, "amended", new(Amended)},
 		{PartRebuilt, "rebuilt", new(Rebuilt)},
 		{PartInbox, "inbox/result", new(InboxResult)},
-		{PartCancel, "cancel", new(Cancel)},
+		{PartRequest, "cancel", new(Request)},
+		{PartRequest, "confirm", new(Request)},
 		{PartLock, "leader", new(LockInfo)},
 		{PartEpoch, "epoch", new(epoch)},
 		{PartSecret, "secret-key", new(secretKey)},
@@ -113,6 +116,8 @@ func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
 		{PartInventory, "inventory/at/", new(inventoryPlace)},
 		{PartNode, "node/", new(Node)},
 		{PartKeeper, "keeper", new(KeeperInfo)},
+		{PartWaiting, "waiting/head", new(Waiting)},
+		{PartApproval, "approval/", new(Approval)},
 	} {
 		items, err := s.kv.List(ctx, s.key(p.prefix))
 		if err != nil {

@@ -8,7 +8,7 @@ import (
 )
 
 // Wakes yields at first, and then whenever something was written of which a process that keeps the site has to take notice:
-// a document in the inbox or a new revision, a hold, a freeze. It ends with an error, as [KV.Watch] does.
+// a document in the inbox or a new revision, a hold, a freeze, an approval. It ends with an error, as [KV.Watch] does.
 func (s *Store) Wakes(ctx context.Context) iter.Seq[error] {
 	return func(yield func(error) bool) {
 		ctx, stop := context.WithCancel(ctx)
@@ -16,7 +16,7 @@ func (s *Store) Wakes(ctx context.Context) iter.Seq[error] {
 		defer watches.Wait()
 		defer stop()
 		woken := make(chan error)
-		for _, what := range []string{"inbox", "document/head", "hold/", "freeze"} {
+		for _, what := range []string{"inbox", "document/head", "hold/", "freeze", "approval/"} {
 			watches.Go(func() {
 				for batch, err := range s.kv.Watch(ctx, s.key(what)) {
 					if err == nil && !batch.Whole && answers(batch) {

@@ -47,28 +47,32 @@ const (
 	Update = "update"
 	Delete = "delete"
 	Fence  = "fence"
+	Settle = "settle" // end a guard
 )
 
 // SignHead is the word that allows a [Key] to sign heads. It is no action of a task.
 const SignHead = "head"
 
 // actions returns all actions of a task.
-func actions() []string { return []string{Create, Update, Delete, Fence} }
+func actions() []string { return []string{Create, Update, Delete, Fence, Settle} }
+
+// Once reports whether an action is carried out once, under the idempotency key of a step. The others may be repeated.
+func Once(action string) bool { return action != Fence && action != Settle }
 
 // A Task is one action that a site asks of one node. All fields are required unless they say otherwise.
 type Task struct {
 	ID        string    `json:"id"`        // a UUID in lower case
-	Action    string    `json:"action"`    // Create, Update, Delete or Fence
+	Action    string    `json:"action"`    // Create, Update, Delete, Fence or Settle
 	Site      string    `json:"site"`      // the site's id
 	Node      string    `json:"node"`      // the node's name
 	Epoch     int64     `json:"epoch"`     // of the site's leader; > 0
 	Seq       int64     `json:"seq"`       // in this epoch and for this node; > 0
-	Key       string    `json:"key"`       // idempotency key of the step; optional for Fence
+	Key       string    `json:"key"`       // idempotency key of the step; optional for Fence and Settle
 	NotBefore time.Time `json:"notBefore"` // from here on it may run
 	Expires   time.Time `json:"expires"`   // at most MaxLife later
 	Nonce     []byte    `json:"nonce"`     // NonceSize random bytes
 	Trust     int64     `json:"trust"`     // version of the trust document that the site had; > 0
-	Params    []byte    `json:"params"`    // what the action needs, opaque here; optional for Fence
+	Params    []byte    `json:"params"`    // what the action needs, opaque here; optional for Fence and Settle
 }
 
 // A Head says how far the site has got with one node. All fields are required; Seq may be 0.
@@ -144,12 +148,12 @@ func (t *Task) malformed() string {
 	case err != nil || id == uuid.Nil || id.String() != t.ID:
 		return "id: want a UUID in lower case"
 	case !slices.Contains(actions(), t.Action):
-		return "action: want create, update, delete or fence"
-	case t.Key == "" && t.Action != Fence:
+		return "action: want create, update, delete, fence or settle"
+	case t.Key == "" && Once(t.Action):
 		return "key: want the idempotency key of the step"
 	case len(t.Nonce) != NonceSize:
 		return "nonce: want 16 bytes"
-	case len(t.Params) == 0 && t.Action != Fence:
+	case len(t.Params) == 0 && Once(t.Action):
 		return "params: want what the action needs"
 	case t.Seq <= 0:
 		return "seq: want a number above 0"

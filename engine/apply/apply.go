@@ -22,7 +22,8 @@
 // there with what the call expects; orphans.go proves that nothing refers to what is deleted, outside.go that what nobody
 // declares is still there; settle.go settles calls of unknown outcome; look.go observes, patiently while the far side is
 // unavailable; together.go lets steps that wait look together; last.go observes all of it once more; outcome.go writes the
-// journal; left.go records the state of what the run did not settle; end.go closes the run.
+// journal; left.go records the state of what the run did not settle; end.go closes the run. guard.go keeps or gives up what guards
+// protect, and waits for the confirmation of a run.
 package apply
 
 import (
@@ -59,6 +60,7 @@ type Retry struct {
 	Attempts int           // calls in all; 5 when zero. A call refused as busy is repeated beyond that, within the step's own deadline
 	Within   time.Duration // time for a whole step, not counting its waits; 10 min when zero
 	Poll     time.Duration // first pause between two observations of a thing that is not ready; doubles up to 2 s; 20 ms when zero
+	Guard    time.Duration // how long after its change a step is undone by its guard, unless what it may have cut off is reached anew; 2 min when zero
 }
 
 func (r Retry) defaults() Retry {
@@ -76,6 +78,9 @@ func (r Retry) defaults() Retry {
 	}
 	if r.Poll <= 0 {
 		r.Poll = 20 * time.Millisecond
+	}
+	if r.Guard <= 0 {
+		r.Guard = 2 * time.Minute
 	}
 	return r
 }
@@ -106,7 +111,8 @@ type Options struct {
 	Undo        bool           // carry back instead of forward
 	Keep        int            // with Undo: how many of the first steps are not undone
 	OnFailure   OnFailure
-	Parallelism int // steps that act at the same time; see [turns]
+	Confirm     time.Duration // undo the run unless it is confirmed within that time from now; zero: this process has nothing to wait for
+	Parallelism int           // steps that act at the same time; see [turns]
 	Retry       Retry
 	Interrupt   <-chan struct{} // optional; when closed no more steps are started
 	Emit        event.Sink
@@ -140,6 +146,7 @@ func Carry(ctx context.Context, o Options) (state.Run, []event.Difference, error
 		waves:   map[int]int{},
 		failed:  map[int]int{},
 		gate:    newGate(),
+		guards:  newGuards(o),
 	}
 	for i := range o.Plan.Steps {
 		r.waves[o.Plan.Steps[i].Wave]++
@@ -181,6 +188,7 @@ type run struct {
 	shared  sharedList
 	glances glances
 	gate    *gate
+	guards  *guards
 }
 
 // A CancelledError is the cause of a context that was cancelled because somebody asked from elsewhere to end the run.
@@ -234,6 +242,9 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 	r.Emit(event.RunStarted{Run: r.Run, Plan: r.Plan, Done: r.finished()})
 	if r.sum.Reverting {
 		return r.revert(ctx, nil)
+	}
+	if r.Run.Confirm > 0 && !r.guards.whole() && !r.sum.Confirmed {
+		return r.revert(ctx, r.unconfirmed("the process that would have received the confirmation has ended"))
 	}
 	failure, err := r.forward(ctx)
 	switch {

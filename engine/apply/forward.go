@@ -42,6 +42,9 @@ func (r *run) forward(ctx context.Context) (*failure, error) {
 	needs := p.Needs()
 	done := func(i int) bool { return r.sum.Forward[i].Finished() }
 	failed, err := r.walk(ctx, graph.NewSchedule(needs, func(i int) bool { return i >= p.NoReturn || done(i) }, p.Stage), false, nil)
+	if err == nil && failed == nil {
+		failed, err = r.confirmed(ctx)
+	}
 	if err != nil || (failed != nil && r.OnFailure != Continue) || p.NoReturn == len(p.Steps) {
 		return failed, err
 	}

@@ -45,8 +45,11 @@ func (w *worker) recordOf(kind journal.Kind) journal.Record {
 	}
 }
 
-// finish writes that the step is done, together with the new record of the resource.
+// finish writes that the step is done, together with the new record of the resource. What its guard protects has to be kept before.
 func (w *worker) finish(have *providers.Thing) result {
+	if res, over := w.keep(); over {
+		return res
+	}
 	rec := w.recordOf(journal.Outcome)
 	rec.Result = journal.Done
 	if have != nil {
@@ -100,8 +103,11 @@ func (w *worker) leave(r *state.Record, have *providers.Thing) {
 // refuse writes that nothing was changed.
 func (w *worker) refuse(err error) result { return w.outcome(journal.Refused, err, nil) }
 
-// partial writes that something was changed and is not as it should be.
+// partial writes that something was changed and is not as it should be. The guard of a node that was cut off may be the reason.
 func (w *worker) partial(err error, have *providers.Thing) result {
+	if res, over := w.keep(); over {
+		return res
+	}
 	return w.outcome(journal.Partial, err, have)
 }
 
@@ -137,6 +143,9 @@ func (w *worker) abandon(err error) result {
 func (w *worker) unknown(err error) result {
 	if abandoned(err) {
 		return w.abandon(err)
+	}
+	if res, over := w.keep(); over { // which makes it known
+		return res
 	}
 	if w.last.Kind == "" { // no call was made in this attempt
 		if w.attempts == 0 {

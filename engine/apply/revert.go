@@ -3,6 +3,7 @@ package apply
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,6 +38,9 @@ func (r *run) turnBack(keep int, cause *failure, ops ...state.Op) error {
 // ends reverted when everything is as it was, rolled back when its first steps are kept and the rest is as it was, and
 // otherwise partial, with the differences.
 func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Difference, error) {
+	if cause != nil && (errors.As(cause.err, new(*CutOffError)) || errors.As(cause.err, new(*UnconfirmedError))) {
+		r.Run.Unconfirmed = true
+	}
 	if !r.sum.Reverting {
 		if err := r.turnBack(0, cause); err != nil {
 			return r.Run, nil, err
@@ -55,6 +59,7 @@ func (r *run) revert(ctx context.Context, cause *failure) (state.Run, []event.Di
 	}
 	r.Emit(started)
 	r.describe("reverting")
+	r.giveUp()
 	if err := r.settleLate(ctx); err != nil {
 		return r.Run, nil, err
 	}

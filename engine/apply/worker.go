@@ -35,21 +35,25 @@ type worker struct {
 	halt     <-chan struct{} // closed when the run is asked to stop
 	turns    *turns          // of which it holds one; nil when it only looks, or is done
 	disturbs bool            // it changes or replaces what is in use
+	guards   *guards
 	notes    chan<- event.Event
 	log      *slog.Logger
 	epoch    int64
 
-	record     *state.Record // to be remembered afterwards; nil: nothing
-	attempts   int           // intents so far
-	acted      time.Time     // when the last call was made of which something may still come; zero: none
-	away       time.Time     // when the far side was last found unavailable; zero: never
-	rounds     int           // how often fields that come later were asked for
-	used       int           // ids that were found to be used up
-	chosen     bool          // create: the far side chose another id than ours
-	again      schema.Object // undone create of unknown outcome: what to create again until the answer is definite; nil: only look
-	quarantine time.Time     // before then nothing may be deleted blindly
-	outside    []outsider    // things that it refers to, that nothing declares, and that have to be there
-	referrers  []referrer    // kinds whose things may not refer to what is deleted
+	record     *state.Record    // to be remembered afterwards; nil: nothing
+	attempts   int              // intents so far
+	acted      time.Time        // when the last call was made of which something may still come; zero: none
+	away       time.Time        // when the far side was last found unavailable; zero: never
+	rounds     int              // how often fields that come later were asked for
+	used       int              // ids that were found to be used up
+	guard      string           // id of the guard of the step; empty: none so far
+	armed      bool             // and it undoes what the step has changed, unless that is kept
+	had        *providers.Thing // what was there before that; nil: nothing
+	chosen     bool             // create: the far side chose another id than ours
+	again      schema.Object    // undone create of unknown outcome: what to create again until the answer is definite; nil: only look
+	quarantine time.Time        // before then nothing may be deleted blindly
+	outside    []outsider       // things that it refers to, that nothing declares, and that have to be there
+	referrers  []referrer       // kinds whose things may not refer to what is deleted
 	shared     *sharedList
 	glances    *glances
 	last       journal.Record
@@ -65,7 +69,7 @@ func (r *run) worker(s *plan.Step, undo bool) *worker {
 			id: s.ExternalID, incarnation: s.Incarnation, ignore: ignored(s),
 		},
 		served: served, provider: provider, journal: r.journal, store: r.Store, retry: r.Retry, effects: r.effects, halt: r.halt, notes: r.notes, log: r.Logger,
-		glances: &r.glances, epoch: r.Lock.Epoch(), record: s.Record, begun: time.Now(),
+		glances: &r.glances, guards: r.guards, epoch: r.Lock.Epoch(), record: s.Record, begun: time.Now(),
 	}
 	at := r.sum.Forward[s.ID]
 	for _, rec := range []*journal.Record{at.Outcome, at.Open} { // a create may have had to take another id
@@ -249,6 +253,7 @@ func (w *worker) guarded() (res result) {
 	if w.action == plan.Adopt || w.action == plan.Forget {
 		return w.remember(ctx)
 	}
+	defer w.drop()
 	return w.act(ctx)
 }
 
@@ -598,11 +603,14 @@ func (w *worker) call(ctx context.Context, action plan.Action, want schema.Objec
 	if err := failpoint.At(point + ".before"); err != nil {
 		return fail(providers.Transient, err)
 	}
-	if action == plan.Create {
-		c.Answer = new(providers.Answer)
+	guard, err := w.guarding()
+	if err != nil {
+		return fail(providers.Denied, err)
 	}
+	c.Guard, c.Answer = guard, new(providers.Answer)
 	start := time.Now()
 	err = verb(ctx, c)
+	w.arms(guard, c.Answer.Armed, have, err)
 	if w.log.Enabled(ctx, slog.LevelDebug) {
 		w.log.Debug("call", "run", w.run, "step", w.step.ID, "ref", w.step.Ref.String(), "verb", string(action), "id", w.id, "undo", w.undo,
 			"took", time.Since(start), "answer", answered(err))

@@ -60,6 +60,7 @@ const (
 	Settling Phase = "settling" // finding out the outcome of a call whose reply was lost
 	Waiting  Phase = "waiting"  // waiting for the thing to be ready, or gone
 	Retrying Phase = "retrying"
+	Guarded  Phase = "guarded" // waiting until what was changed can be reached anew
 )
 
 // StepProgress reports what a running step waits for.
@@ -89,6 +90,15 @@ type StepFailed struct {
 	Effect bool // something has changed, or may have
 	Took   time.Duration
 }
+
+// ConfirmWait reports that a run is undone unless somebody confirms it.
+type ConfirmWait struct {
+	Run    string
+	Within time.Duration // from now
+}
+
+// Confirmed reports that somebody has confirmed the run.
+type Confirmed struct{ By string }
 
 // PointOfNoReturn reports that steps cannot be undone exactly from here on.
 type PointOfNoReturn struct{ Steps int }
@@ -139,6 +149,8 @@ func (StepStarted) event()     {}
 func (StepProgress) event()    {}
 func (StepDone) event()        {}
 func (StepFailed) event()      {}
+func (ConfirmWait) event()     {}
+func (Confirmed) event()       {}
 func (PointOfNoReturn) event() {}
 func (Interrupted) event()     {}
 func (RevertStarted) event()   {}

@@ -60,6 +60,10 @@ func line(e Event) (slog.Level, string, []slog.Attr) {
 		return slog.LevelDebug, "step done", append(step(e.Step, e.Undo), slog.String("id", e.ID), slog.Duration("took", e.Took))
 	case StepFailed:
 		return slog.LevelWarn, "step failed", append(step(e.Step, e.Undo), slog.String("class", string(e.Class)), slog.Bool("effect", e.Effect), slog.Duration("took", e.Took), slog.Any("error", e.Err))
+	case ConfirmWait:
+		return slog.LevelInfo, "waiting for the confirmation of the run", []slog.Attr{slog.Duration("within", e.Within)}
+	case Confirmed:
+		return slog.LevelInfo, "confirmed", []slog.Attr{slog.String("by", e.By)}
 	case PointOfNoReturn:
 		return slog.LevelInfo, "point of no return", []slog.Attr{slog.Int("steps", e.Steps)}
 	case Interrupted:

@@ -44,6 +44,7 @@ const (
 	Intent   Kind = "intent"    // a call is about to be made
 	Outcome  Kind = "outcome"   // what was observed after the call
 	NoReturn Kind = "no-return" // from here on steps cannot be undone exactly
+	Confirm  Kind = "confirm"   // somebody has confirmed what the run has done so far
 	Revert   Kind = "revert"    // from here on steps are undone
 	End      Kind = "end"       // the run is closed
 )

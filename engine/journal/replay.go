@@ -39,6 +39,7 @@ type Replay struct {
 	Forward   []Standing // per step
 	Undo      []Standing // per step
 	NoReturn  bool       // the point of no return was passed
+	Confirmed bool       // what came before that was confirmed
 	Reverting bool       // undoing has begun
 	Asked     bool       // somebody asked for the undo; no step failed
 	Keep      int        // how many of the first steps are not undone, according to the last request
@@ -83,6 +84,8 @@ func Sum(records []Record, n int) (Replay, error) {
 			r.Plan = rec.Plan
 		case NoReturn:
 			r.NoReturn = true
+		case Confirm:
+			r.Confirmed = true
 		case Revert:
 			if rec.Keep < 0 || rec.Keep > n {
 				return r, fmt.Errorf("journal of run %s: record %d keeps %d steps; the plan has %d", rec.Run, rec.Seq, rec.Keep, n)

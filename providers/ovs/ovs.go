@@ -123,6 +123,7 @@ func Open(ctx context.Context, o Options) (*providers.Provider, error) {
 		ID: "{name}", Mark: true,
 		Create: providers.Conditional, Update: providers.Versioned, Delete: providers.Versioned,
 		EffectWithin: o.Settle, ReadyWithin: o.Settle,
+		CutsOff:    true,
 		UndoCreate: providers.Exact, UndoUpdate: providers.Exact, UndoDelete: providers.Exact,
 	}
 	var kinds []providers.Served

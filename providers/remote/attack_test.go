@@ -36,7 +36,7 @@ import (
 // What a node offers. A call that is in neither list must be put into one by whoever adds it: what changes the node must be a task.
 var (
 	readCalls   = []string{"Describe", "List", "Get", "Watch", "Identify", "Build", "Health", "Obstacles"}
-	actionCalls = []string{"Create", "Update", "Delete", "Fence"}
+	actionCalls = []string{"Create", "Update", "Delete", "Fence", "Settle"}
 )
 
 // TestEveryCallIsReadOrTask: a node answers the reads of the contract, and refuses every other call that is not a task.
@@ -673,7 +673,7 @@ func TestNode(t *testing.T) {
 	if err := p.Health(t.Context()); err == nil {
 		t.Error("the provider is available and its node is not connected")
 	}
-	if err := n.agent.Serve(grpc.NewServer(), []*providers.Provider{n.world.Provider("lab", "gpu-02")}, nil); err == nil {
+	if err := n.agent.Serve(grpc.NewServer(), []*providers.Provider{n.world.Provider("lab", "gpu-02")}, nil, nil); err == nil {
 		t.Error("it serves the provider of another node")
 	}
 }

@@ -43,6 +43,7 @@ type Options struct {
 	Tasks  *Sequence                                 // one per node, however often it is connected to
 	Key    func() (ed25519.PrivateKey, int64, error) // signs tasks, and the version of the trust document that announced it
 	Silent func()                                    // optional; called when the node was asked and did not answer in time
+	Anew   func(ctx context.Context) error           // optional; fails unless the node reports over new connections; without it no guard is ended to keep what it guards
 	Now    func() time.Time                          // optional; time.Now
 	Logger *slog.Logger                              // optional
 }
@@ -88,6 +89,11 @@ func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 	if !ok {
 		return c.ask(ctx, method, args, reply, opts)
 	}
+	if settle, ok := args.(*wirepb.SettleRequest); ok && settle.GetKeep() {
+		if err := c.anew(ctx); err != nil {
+			return refused(action, settle, providers.Transient, err)
+		}
+	}
 	outcome, err := c.do(ctx, action, args.(proto.Message))
 	if err != nil {
 		return err
@@ -95,10 +101,25 @@ func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 	if f := outcome.GetFailure(); f != nil {
 		return wire.StatusOf(f)
 	}
-	if made, ok := reply.(*wirepb.CreateResponse); ok {
-		made.Chosen = outcome.GetChosen()
+	switch r := reply.(type) {
+	case *wirepb.CreateResponse:
+		r.Chosen, r.Armed = outcome.GetChosen(), outcome.GetArmed()
+	case *wirepb.UpdateResponse:
+		r.Armed = outcome.GetArmed()
+	case *wirepb.DeleteResponse:
+		r.Armed = outcome.GetArmed()
+	case *wirepb.SettleResponse:
+		r.Kept = outcome.GetKept()
 	}
 	return nil
+}
+
+// anew fails unless the node reports over new connections.
+func (c *conn) anew(ctx context.Context) error {
+	if c.Anew == nil {
+		return errors.New("it cannot be found out here whether the node can be reached anew")
+	}
+	return c.Anew(ctx)
 }
 
 // unavailable is the status of a call that could not be sent.
@@ -111,10 +132,11 @@ func unavailable(err error) error {
 
 // actions are the calls that change a node, by their methods.
 var actions = map[string]string{
-	wirepb.Providers_Create_FullMethodName: "create",
-	wirepb.Providers_Update_FullMethodName: "update",
-	wirepb.Providers_Delete_FullMethodName: "delete",
-	wirepb.Providers_Fence_FullMethodName:  "fence",
+	wirepb.Providers_Create_FullMethodName: task.Create,
+	wirepb.Providers_Update_FullMethodName: task.Update,
+	wirepb.Providers_Delete_FullMethodName: task.Delete,
+	wirepb.Providers_Fence_FullMethodName:  task.Fence,
+	wirepb.Providers_Settle_FullMethodName: task.Settle,
 }
 
 // again is how often a node is asked what came of a task.
@@ -207,6 +229,8 @@ func (c *conn) permit(request proto.Message) error {
 	switch r := request.(type) {
 	case *wirepb.FenceRequest:
 		name = r.GetWhich().GetName()
+	case *wirepb.SettleRequest:
+		name = r.GetWhich().GetName()
 	case *wirepb.CallRequest:
 		if ref, err := schema.ParseRef(r.GetRef()); err == nil {
 			name = ref.Provider()
@@ -247,6 +271,8 @@ func of(request proto.Message) (epoch int64, key string) {
 	case *wirepb.CallRequest:
 		return r.GetEpoch(), r.GetKey()
 	case *wirepb.FenceRequest:
+		return r.GetEpoch(), ""
+	case *wirepb.SettleRequest:
 		return r.GetEpoch(), ""
 	}
 	return 0, ""

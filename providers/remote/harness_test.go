@@ -141,7 +141,7 @@ func (n *node) connect() {
 	defer n.mu.Unlock()
 	pipe := bufconn.Listen(1 << 16)
 	n.server = grpc.NewServer()
-	if err := n.agent.Serve(n.server, []*providers.Provider{n.serve()}, map[string]error{"ovs": errors.New("not installed")}); err != nil {
+	if err := n.agent.Serve(n.server, []*providers.Provider{n.serve()}, map[string]error{"ovs": errors.New("not installed")}, nil); err != nil {
 		n.t.Fatal(err)
 	}
 	server := n.server

@@ -90,9 +90,12 @@ func (n *Node) enter() bool {
 
 func (n *Node) leave() { n.runs.Done() }
 
+// A Reporter says each of some words to the site, over a connection of its own. It fails when one was not heard.
+type Reporter func(ctx context.Context, words [][]byte) error
+
 // Serve offers providers of the node, and its own calls, to the clients of r; absent are those that are configured and could not be
-// opened, with the reason.
-func (n *Node) Serve(r grpc.ServiceRegistrar, ps []*providers.Provider, absent map[string]error) error {
+// opened, with the reason. Report reports to the site that called over this connection.
+func (n *Node) Serve(r grpc.ServiceRegistrar, ps []*providers.Provider, absent map[string]error, report Reporter) error {
 	for _, p := range ps {
 		if p.Scope != n.o.Name {
 			return fmt.Errorf("provider %s serves scope %s, not node %s", p.Name, p.Scope, n.o.Name)
@@ -111,7 +114,7 @@ func (n *Node) Serve(r grpc.ServiceRegistrar, ps []*providers.Provider, absent m
 	if err != nil {
 		return err
 	}
-	t := &tasks{node: n, all: all}
+	t := &tasks{node: n, all: all, report: report}
 	for _, p := range ps {
 		t.serves = append(t.serves, p.Name)
 	}
@@ -226,6 +229,7 @@ type tasks struct {
 	remotepb.UnimplementedNodeServer
 	node    *Node
 	all     wirepb.ProvidersServer
+	report  Reporter
 	serves  []string
 	missing []*wirepb.Missing
 }
@@ -255,16 +259,30 @@ func (t *tasks) Beat(_ context.Context, r *remotepb.BeatRequest) (*remotepb.Stan
 	}, nil
 }
 
+// mostWords is how often a node reports at the most when it is asked once.
+const mostWords = 8
+
+// Report implements remotepb.NodeServer.
+func (t *tasks) Report(ctx context.Context, r *remotepb.ReportRequest) (*remotepb.ReportResponse, error) {
+	if len(r.GetWords()) > mostWords {
+		return nil, status.Errorf(codes.InvalidArgument, "at most %d words are said at once", mostWords)
+	}
+	if err := t.report(ctx, r.GetWords()); err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	return &remotepb.ReportResponse{}, nil
+}
+
 // Do implements remotepb.NodeServer.
 func (t *tasks) Do(ctx context.Context, r *remotepb.DoRequest) (*remotepb.DoResponse, error) {
 	n := t.node
 	checked, err := n.o.Tasks.Task(r.GetTask())
 	var refused *task.RefusedError
-	if errors.As(err, &refused) && (checked == nil || checked.Action == task.Fence) {
+	if errors.As(err, &refused) && (checked == nil || !task.Once(checked.Action)) {
 		n.o.Logger.Warn("a task is refused", "check", string(refused.Check), "error", err)
 		return nil, refuse(task.Task{}, denied(refused), string(refused.Check), err)
 	}
-	change, fence, err := decode(&checked.Task)
+	request, err := decode(&checked.Task)
 	if err != nil {
 		n.o.Logger.Warn("a task is refused", "task", checked.ID, "error", err)
 		return nil, refuse(checked.Task, providers.Invalid, "params", err)
@@ -276,8 +294,9 @@ func (t *tasks) Do(ctx context.Context, r *remotepb.DoRequest) (*remotepb.DoResp
 		return nil, refuse(checked.Task, providers.Transient, "ending", errEnding)
 	}
 	defer n.leave()
-	if fence != nil {
-		return t.fence(ctx, checked, fence)
+	change, ok := request.(*wirepb.CallRequest)
+	if !ok {
+		return t.repeatable(ctx, checked, request)
 	}
 	begun, err := n.o.Ledger.Begin(ledger.Entry{
 		Epoch: checked.Epoch, Seq: checked.Seq, ID: checked.ID, Digest: checked.Digest, Key: checked.Key, Action: checked.Action, Expires: checked.Expires,
@@ -313,31 +332,38 @@ func denied(r *task.RefusedError) providers.Class {
 	return providers.Denied
 }
 
-// decode returns what a task contains: a change, or a fence. It must not contain anything that this version does not know, and
-// nothing that differs from what is signed around it.
-func decode(t *task.Task) (*wirepb.CallRequest, *wirepb.FenceRequest, error) {
+// decode returns what a task contains: a change, a fence, or the end of a guard. It must not contain anything that this version does
+// not know, and nothing that differs from what is signed around it.
+func decode(t *task.Task) (proto.Message, error) {
 	var m proto.Message
-	change, fence := &wirepb.CallRequest{}, &wirepb.FenceRequest{}
-	if m = change; t.Action == task.Fence {
-		m = fence
+	switch t.Action {
+	case task.Fence:
+		m = &wirepb.FenceRequest{}
+	case task.Settle:
+		m = &wirepb.SettleRequest{}
+	default:
+		m = &wirepb.CallRequest{}
 	}
 	if err := proto.Unmarshal(t.Params, m); err != nil {
-		return nil, nil, errors.New("its parameters cannot be read")
+		return nil, errors.New("its parameters cannot be read")
 	}
 	if unknown(m.ProtoReflect()) {
-		return nil, nil, errors.New("its parameters have fields that this version does not know: use the same version on both sides")
+		return nil, errors.New("its parameters have fields that this version does not know: use the same version on both sides")
 	}
-	if t.Action == task.Fence {
-		if fence.GetEpoch() != t.Epoch || fence.GetWhich().GetScope() != t.Node {
-			return nil, nil, errors.New("its parameters are those of another fence")
-		}
-		return nil, fence, nil
+	same := false
+	switch r := m.(type) {
+	case *wirepb.FenceRequest:
+		same = r.GetEpoch() == t.Epoch && r.GetWhich().GetScope() == t.Node
+	case *wirepb.SettleRequest:
+		same = r.GetEpoch() == t.Epoch && r.GetWhich().GetScope() == t.Node
+	case *wirepb.CallRequest:
+		ref, err := schema.ParseRef(r.GetRef())
+		same = err == nil && ref.Scope == t.Node && r.GetEpoch() == t.Epoch && r.GetKey() == t.Key
 	}
-	ref, err := schema.ParseRef(change.GetRef())
-	if err != nil || ref.Scope != t.Node || change.GetEpoch() != t.Epoch || change.GetKey() != t.Key {
-		return nil, nil, errors.New("its parameters are those of another call")
+	if !same {
+		return nil, errors.New("its parameters are those of another task")
 	}
-	return change, nil, nil
+	return m, nil
 }
 
 // unknown reports whether a message has fields that this version does not know, at any depth.
@@ -374,13 +400,26 @@ func (n *Node) notBegun(t task.Task, err error) error {
 	return refuse(t, providers.Transient, string(refused.Reason), err)
 }
 
-// fence carries out a fence. It needs no entry in the ledger: it may be repeated.
-func (t *tasks) fence(ctx context.Context, checked *task.Checked, r *wirepb.FenceRequest) (*remotepb.DoResponse, error) {
+// repeatable carries out what may be repeated, and so needs no entry in the ledger: a fence, or the end of a guard.
+func (t *tasks) repeatable(ctx context.Context, checked *task.Checked, request proto.Message) (*remotepb.DoResponse, error) {
 	outcome := &remotepb.Outcome{}
-	if _, err := t.all.Fence(ctx, r); err != nil {
+	var err error
+	switch r := request.(type) {
+	case *wirepb.FenceRequest:
+		_, err = t.all.Fence(ctx, r)
+	case *wirepb.SettleRequest:
+		if stored := t.node.o.Ledger.Standing().Epoch; r.GetEpoch() < stored {
+			return nil, refuse(checked.Task, providers.Denied, string(ledger.RefusedEpoch),
+				&providers.OutdatedError{On: "node " + t.node.o.Name, Stored: stored, Epoch: r.GetEpoch()})
+		}
+		var settled *wirepb.SettleResponse
+		settled, err = t.all.Settle(ctx, r)
+		outcome.Kept = settled.GetKept()
+	}
+	if err != nil {
 		f, ok := wire.FailureOf(err)
 		if !ok { // the provider is not served any more
-			f = &wirepb.Failure{Op: task.Fence, Class: string(providers.Unsupported), Message: status.Convert(err).Message()}
+			f = &wirepb.Failure{Op: checked.Action, Class: string(providers.Unsupported), Message: status.Convert(err).Message()}
 		}
 		outcome.Failure = f
 	}
@@ -423,20 +462,24 @@ func (t *tasks) run(ctx context.Context, checked *task.Checked, r *wirepb.CallRe
 
 // call makes the call that a task asks for.
 func (t *tasks) call(ctx context.Context, action string, r *wirepb.CallRequest) *remotepb.Outcome {
-	var chosen string
+	var o remotepb.Outcome
 	var err error
 	switch action {
 	case task.Create:
 		var made *wirepb.CreateResponse
 		made, err = t.all.Create(ctx, r)
-		chosen = made.GetChosen()
+		o.Chosen, o.Armed = made.GetChosen(), made.GetArmed()
 	case task.Update:
-		_, err = t.all.Update(ctx, r)
+		var done *wirepb.UpdateResponse
+		done, err = t.all.Update(ctx, r)
+		o.Armed = done.GetArmed()
 	case task.Delete:
-		_, err = t.all.Delete(ctx, r)
+		var done *wirepb.DeleteResponse
+		done, err = t.all.Delete(ctx, r)
+		o.Armed = done.GetArmed()
 	}
 	if err == nil {
-		return &remotepb.Outcome{Chosen: chosen}
+		return &o
 	}
 	f, ok := wire.FailureOf(err)
 	if !ok { // the call was not understood: it has not reached a provider

@@ -129,6 +129,12 @@ func beside(p *providers.Provider, stub wirepb.ProvidersClient, d *wirepb.Provid
 			return toldOrLost(err)
 		}
 	}
+	if d.GetGuards() {
+		p.Settle = func(ctx context.Context, s providers.Settling) (bool, error) {
+			r, err := stub.Settle(ctx, &wirepb.SettleRequest{Which: which, Id: s.ID, Epoch: s.Epoch, Keep: s.Keep})
+			return r.GetKept(), toldOrLost(err)
+		}
+	}
 	if d.GetIdentifies() {
 		p.Identity = func(ctx context.Context) (string, error) {
 			r, err := stub.Identify(ctx, &wirepb.IdentifyRequest{Which: which})
@@ -274,18 +280,24 @@ func (r *remote) watch(ctx context.Context) iter.Seq2[[]string, error] {
 }
 
 // change makes a change. One that failed on the way may have had its effect.
-func (r *remote) change(op string, c *providers.Call, call func(*wirepb.CallRequest) (chosen string, err error)) error {
+func (r *remote) change(op string, c *providers.Call, call func(*wirepb.CallRequest) (providers.Answer, error)) error {
 	request, err := encodeCall(c)
 	if err != nil {
 		return &providers.Error{Op: op, Ref: c.Ref, Class: providers.Invalid, Err: err}
 	}
-	chosen, err := call(request)
+	answer, err := call(request)
+	f, told := FailureOf(err)
+	if told {
+		answer = providers.Answer{ID: f.GetChosen(), Armed: f.GetArmed()}
+	}
+	c.Chose(answer.ID)
+	if answer.Armed {
+		c.Armed()
+	}
 	if err == nil {
-		c.Chose(chosen)
 		return nil
 	}
-	if f, ok := FailureOf(err); ok {
-		c.Chose(f.GetChosen())
+	if told {
 		return decodeFailure(f)
 	}
 	return &providers.Error{Op: op, Ref: c.Ref, Class: providers.Unknown, Code: status.Code(err).String(), Err: onTheWay(err)}
@@ -293,24 +305,24 @@ func (r *remote) change(op string, c *providers.Call, call func(*wirepb.CallRequ
 
 // Create implements [providers.Kind].
 func (r *remote) Create(ctx context.Context, c providers.Call) error {
-	return r.change("create", &c, func(request *wirepb.CallRequest) (string, error) {
+	return r.change("create", &c, func(request *wirepb.CallRequest) (providers.Answer, error) {
 		made, err := r.stub.Create(ctx, request)
-		return made.GetChosen(), err
+		return providers.Answer{ID: made.GetChosen(), Armed: made.GetArmed()}, err
 	})
 }
 
 // Update implements [providers.Kind].
 func (r *remote) Update(ctx context.Context, c providers.Call) error {
-	return r.change("update", &c, func(request *wirepb.CallRequest) (string, error) {
-		_, err := r.stub.Update(ctx, request)
-		return "", err
+	return r.change("update", &c, func(request *wirepb.CallRequest) (providers.Answer, error) {
+		done, err := r.stub.Update(ctx, request)
+		return providers.Answer{Armed: done.GetArmed()}, err
 	})
 }
 
 // Delete implements [providers.Kind].
 func (r *remote) Delete(ctx context.Context, c providers.Call) error {
-	return r.change("delete", &c, func(request *wirepb.CallRequest) (string, error) {
-		_, err := r.stub.Delete(ctx, request)
-		return "", err
+	return r.change("delete", &c, func(request *wirepb.CallRequest) (providers.Answer, error) {
+		done, err := r.stub.Delete(ctx, request)
+		return providers.Answer{Armed: done.GetArmed()}, err
 	})
 }

@@ -61,7 +61,7 @@ func (s *server) Describe(_ context.Context, q *wirepb.DescribeRequest) (*wirepb
 		described := &wirepb.Provider{
 			Name: p.Name, Scope: p.Scope, Limit: int64(p.Limit),
 			Fences: p.Fence != nil, Identifies: p.Identity != nil, Builds: p.Build != nil, HasHealth: p.Health != nil,
-			Foresees: p.Obstacles != nil,
+			Foresees: p.Obstacles != nil, Guards: p.Settle != nil,
 		}
 		for _, k := range p.Kinds {
 			traits, err := json.Marshal(k.Traits)
@@ -177,23 +177,23 @@ func (p *pager) flush() error {
 	return err
 }
 
-// change makes a change; chosen is the id that the far side chose, if it did.
-func (s *server) change(ctx context.Context, op string, r *wirepb.CallRequest, verb func(providers.Kind) func(context.Context, providers.Call) error) (chosen string, err error) {
+// change makes a change, and returns what the far side answered.
+func (s *server) change(ctx context.Context, op string, r *wirepb.CallRequest, verb func(providers.Kind) func(context.Context, providers.Call) error) (answer providers.Answer, err error) {
 	defer s.guard(&wirepb.Failure{Op: op, Ref: r.GetRef(), Class: string(providers.Unknown)}, &err)
 	c, err := decodeCall(r)
 	if err != nil {
-		return "", status.Errorf(codes.InvalidArgument, "the call could not be decoded: %v", err)
+		return answer, status.Errorf(codes.InvalidArgument, "the call could not be decoded: %v", err)
 	}
 	k, err := s.find(&wirepb.Where{Scope: c.Ref.Scope, Kind: c.Ref.Kind})
 	if err != nil {
-		return "", err
+		return answer, err
 	}
-	fail := func(err error) (string, error) {
+	fail := func(err error) (providers.Answer, error) {
 		f := EncodeFailure(err)
-		f.Chosen = c.Answer.ID
-		return "", StatusOf(f)
+		f.Chosen, f.Armed = answer.ID, answer.Armed
+		return answer, StatusOf(f)
 	}
-	c.Answer = &providers.Answer{}
+	c.Answer = &answer
 	if c.Key != "" {
 		unlock, err := s.keys.Lock(ctx, c.Key)
 		if err != nil {
@@ -204,22 +204,22 @@ func (s *server) change(ctx context.Context, op string, r *wirepb.CallRequest, v
 	if err := verb(k.Kind)(ctx, c); err != nil {
 		return fail(err)
 	}
-	return c.Answer.ID, nil
+	return answer, nil
 }
 
 func (s *server) Create(ctx context.Context, r *wirepb.CallRequest) (*wirepb.CreateResponse, error) {
-	chosen, err := s.change(ctx, "create", r, func(k providers.Kind) func(context.Context, providers.Call) error { return k.Create })
-	return &wirepb.CreateResponse{Chosen: chosen}, err
+	a, err := s.change(ctx, "create", r, func(k providers.Kind) func(context.Context, providers.Call) error { return k.Create })
+	return &wirepb.CreateResponse{Chosen: a.ID, Armed: a.Armed}, err
 }
 
 func (s *server) Update(ctx context.Context, r *wirepb.CallRequest) (*wirepb.UpdateResponse, error) {
-	_, err := s.change(ctx, "update", r, func(k providers.Kind) func(context.Context, providers.Call) error { return k.Update })
-	return &wirepb.UpdateResponse{}, err
+	a, err := s.change(ctx, "update", r, func(k providers.Kind) func(context.Context, providers.Call) error { return k.Update })
+	return &wirepb.UpdateResponse{Armed: a.Armed}, err
 }
 
 func (s *server) Delete(ctx context.Context, r *wirepb.CallRequest) (*wirepb.DeleteResponse, error) {
-	_, err := s.change(ctx, "delete", r, func(k providers.Kind) func(context.Context, providers.Call) error { return k.Delete })
-	return &wirepb.DeleteResponse{}, err
+	a, err := s.change(ctx, "delete", r, func(k providers.Kind) func(context.Context, providers.Call) error { return k.Delete })
+	return &wirepb.DeleteResponse{Armed: a.Armed}, err
 }
 
 // errNoSuch is the error of a call that Describe does not offer.
@@ -250,6 +250,18 @@ func (s *server) Fence(ctx context.Context, r *wirepb.FenceRequest) (*wirepb.Fen
 			return nil
 		}
 		return func() (*wirepb.FenceResponse, error) { return &wirepb.FenceResponse{}, p.Fence(ctx, r.GetEpoch()) }
+	})
+}
+
+func (s *server) Settle(ctx context.Context, r *wirepb.SettleRequest) (*wirepb.SettleResponse, error) {
+	return ask(s, r.GetWhich(), func(p *providers.Provider) func() (*wirepb.SettleResponse, error) {
+		if p.Settle == nil {
+			return nil
+		}
+		return func() (*wirepb.SettleResponse, error) {
+			kept, err := p.Settle(ctx, providers.Settling{ID: r.GetId(), Epoch: r.GetEpoch(), Keep: r.GetKeep()})
+			return &wirepb.SettleResponse{Kept: kept}, err
+		}
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -94,7 +95,7 @@ func encodeCall(c *providers.Call) (*wirepb.CallRequest, error) {
 	have, herr := encodeObject(c.Have)
 	return &wirepb.CallRequest{
 		Ref: encodeRef(c.Ref), Id: c.ID, Uid: c.UID, Name: c.Name, Mark: encodeMark(c.Mark), Want: want, Have: have,
-		Version: c.Version, Key: c.Key, Epoch: c.Epoch,
+		Version: c.Version, Key: c.Key, Epoch: c.Epoch, Guard: encodeGuard(c.Guard),
 	}, errors.Join(werr, herr)
 }
 
@@ -106,7 +107,15 @@ func decodeCall(c *wirepb.CallRequest) (providers.Call, error) {
 	return providers.Call{
 		Ref: ref, ID: c.GetId(), UID: c.GetUid(), Name: c.GetName(), Mark: mark, Want: want, Have: have,
 		Version: c.GetVersion(), Key: c.GetKey(), Epoch: c.GetEpoch(),
+		Guard: providers.Guard{ID: c.GetGuard().GetId(), Within: time.Duration(c.GetGuard().GetWithin())},
 	}, errors.Join(rerr, werr, herr, merr)
+}
+
+func encodeGuard(g providers.Guard) *wirepb.Guard {
+	if g.IsZero() {
+		return nil
+	}
+	return &wirepb.Guard{Id: g.ID, Within: int64(g.Within)}
 }
 
 func encodeTarget(t providers.Target) *wirepb.Target { return &wirepb.Target{Kind: t.Kind, Id: t.ID} }

@@ -4,13 +4,15 @@
 
 package kinds
 
-var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "5930b7115a9ec48d3c7666179288d8ef430ba48f0f2ea5307cd2a017b1255333"}, doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "e4a2e1071c1e2ab7c65bb5a3b666fd67cee0946f707c113ed8c7be0e742faa08"}, doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "Version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "Limits on what a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
+		{name: "approvals", doc: "Whose approval a plan needs before the site agent applies it, where it needs one.", check: &checkApprovals},
 		{name: "management", doc: "Traffic used to manage the site, keyed by a descriptive name. Every security group in use must permit it; otherwise the document is refused.", check: &check{types: isObject, tests: []test{&object{patterns: []keyed{
 			{key: &checkLabelName, value: &checkTraffic},
 		}}}}},
 		{name: "max_destroy", doc: "Maximum number of objects that a plan may delete or replace, or a percentage of the recorded objects. A plan that exceeds it is refused.", check: &check{types: isString, tests: []test{&pattern{text: "^([0-9]+|(100|[0-9]{1,2})%)$"}}}},
+		{name: "reconcile", doc: "What the site agent does by itself. The first rule that names the kind and the scope of a resource sets its mode; without one, it is the mode of converge serve. No rule can permit more than converge serve does.", check: &check{types: isList, tests: []test{&list{elem: &checkReconcile}}}},
 	}}}}},
 	{name: "site", doc: "The site, and the revision of its document.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "id", doc: "Id of the site. The ids of the objects that converge creates are derived from it, so it never changes.", check: &checkSiteID, required: true},
@@ -18,6 +20,11 @@ var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "
 		{name: "serial", doc: "Revision of the document; increases with every revision. If unset, it is counted automatically. A document can set at most 2^52: this leaves half of the integers that every JSON reader handles exactly to revisions that are counted automatically.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4503599627370496)}}}},
 	}}}}, required: true},
 }}, nodeName: &checkNodeName}
+
+var checkApprovals = check{name: "#Approvals", doc: "The approvals that a plan needs.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "by", doc: "Names of those who may approve: USER, or USER@HOST. If unset, everyone who can write to the store.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: "^[!-~]{1,255}$"}}}}, &size{of: "list.MinItems", min: 1, max: -1}}}},
+	{name: "count", doc: "Number of different people who have to approve a plan; 1 if unset.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(16)}}}},
+}}}}
 
 var checkCarbideCount = check{name: "#CarbideCount", doc: "An unsigned 32-bit integer.", types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4294967295)}}}
 
@@ -93,6 +100,12 @@ var checkPrefix = check{name: "#Prefix", doc: "An IPv4 or IPv6 network, ADDRESS/
 	&checkIPv6Prefix,
 }}}}
 
+var checkReconcile = check{name: "#Reconcile", doc: "The mode in which the site agent keeps some resources.", types: isObject, tests: []test{&object{members: []*member{
+	{name: "kinds", doc: "Kinds, such as carbide.vpc; * stands for any characters, as in ovs.*. If unset, all.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: "^[a-z0-9_.*]+$"}}}}, &size{of: "list.MinItems", min: 1, max: -1}}}},
+	{name: "mode", doc: "What it does when they differ: report it (observe), wait until the plan is approved (approve), or apply what interrupts nothing and can be undone exactly, and wait for approval of the rest (enforce).", check: &check{types: isString, tests: []test{&enum{values: []any{"observe", "approve", "enforce"}}}}, required: true},
+	{name: "scopes", doc: "Names of nodes, or site; * stands for any characters, as in gpu-*. If unset, all.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: "^[a-z0-9*-]+$"}}}}, &size{of: "list.MinItems", min: 1, max: -1}}}},
+}}}}
+
 var checkRef = check{name: "#Ref", doc: "A ref: SCOPE/KIND/NAME, for example site/carbide.vpc/prod or gpu-01/ovs.bridge/br-slice.", types: isString, tests: []test{&pattern{text: `^[a-z0-9-]+/[a-z0-9_]+\.[a-z0-9_]+/[^/]+$`}}}
 
 var checkSecret = check{name: "#Secret", doc: "A secret, by its source: env:NAME or file:PATH.", types: isObject, tests: []test{&object{members: []*member{
@@ -112,6 +125,8 @@ var checkTraffic = check{name: "#Traffic", doc: "Traffic from a source to a dest
 }}}}
 
 var checkUUID = check{name: "#UUID", doc: "A UUID in lower case.", types: isString, tests: []test{&pattern{text: "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"}}}
+
+var checkVLAN = check{name: "#VLAN", doc: "A VLAN id of a tagged frame.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(4094)}}}
 
 var checkVNI = check{name: "#VNI", doc: "A VXLAN network identifier, 24 bits.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(16777215)}}}
 

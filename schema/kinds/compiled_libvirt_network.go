@@ -26,8 +26,6 @@ var checkLibvirtPortGroup = check{name: "#LibvirtPortGroup", doc: "A group of in
 	{name: "vlans", doc: "VLANs of the interfaces: of one VLAN they get the frames untagged, of several tagged.", check: &check{types: isList, tests: []test{&list{elem: &checkVLAN}}}},
 }}}}
 
-var checkVLAN = check{name: "#VLAN", doc: "A VLAN id of a tagged frame.", types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(4094)}}}
-
 var kindLibvirtNetwork = kind{Kind: schema.Kind{Name: "libvirt.network", Node: true, Doc: `A virtual network of libvirt, identified by its name. A change restarts the network, unless forward_mode is "bridge"; because interfaces of running domains would lose their connection by that, it is refused while the network has any. For the same reason a network in use is not deleted. DHCP reservations are separate resources, of kind libvirt.dhcp_host. Settings that are not described here, such as DNS records, are left unchanged.`, Fields: []schema.Field{
 	{Name: "active", Type: "bool", Doc: "Whether the network is running.", Constraint: "*true | bool", Default: true, Disruption: "traffic"},
 	{Name: "autostart", Type: "bool", Doc: "Whether libvirt starts the network when the node boots.", Constraint: "*true | bool", Default: true},

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -229,7 +230,7 @@ func revise(t *testing.T, p *pool, first map[schema.Ref]map[string]any, seed uin
 		}
 		got := c.Document()
 		told := slices.SortedFunc(maps.Values(resources), func(a, b schema.Resource) int { return a.Ref.Compare(b.Ref) })
-		if string(got.JSON) != string(want.JSON) || got.Digest != want.Digest || got.Site != want.Site || got.Policy != want.Policy {
+		if string(got.JSON) != string(want.JSON) || got.Digest != want.Digest || got.Site != want.Site || !reflect.DeepEqual(got.Policy, want.Policy) {
 			fail("the text is\n%s\nwant\n%s", got.JSON, want.JSON)
 		}
 		if diff := cmp.Diff(want.Resources, got.Resources); diff != "" {

@@ -171,8 +171,34 @@ func fill(d *schema.Document, doc map[string]any, text []byte) {
 		d.Site.Serial, _ = s["serial"].(int64)
 	}
 	if p, ok := doc["policy"].(map[string]any); ok {
-		d.Policy.MaxDestroy, _ = p["max_destroy"].(string)
+		d.Policy = policyOf(p)
 	}
 	sum := sha256.Sum256(text)
 	d.JSON, d.Digest = text, hex.EncodeToString(sum[:])
+}
+
+// policyOf reads the policy of a document, which has been checked.
+func policyOf(from map[string]any) (p schema.Policy) {
+	p.MaxDestroy, _ = from["max_destroy"].(string)
+	rules, _ := from["reconcile"].([]any)
+	for _, v := range rules {
+		rule, _ := v.(map[string]any)
+		mode, _ := rule["mode"].(string)
+		p.Reconcile = append(p.Reconcile, schema.Reconcile{Mode: mode, Kinds: textsOf(rule["kinds"]), Scopes: textsOf(rule["scopes"])})
+	}
+	approvals, _ := from["approvals"].(map[string]any)
+	count, _ := approvals["count"].(int64)
+	p.Approvals = schema.Approvals{Count: int(count), By: textsOf(approvals["by"])}
+	return p
+}
+
+// textsOf returns the texts of a list.
+func textsOf(v any) (list []string) {
+	all, _ := v.([]any)
+	for _, e := range all {
+		if text, ok := e.(string); ok {
+			list = append(list, text)
+		}
+	}
+	return list
 }

@@ -27,7 +27,7 @@ type checks []check
 func All() []Rule { return slices.Clone(rules) }
 
 // rules is the only table of rules. Codes stay forever: a removed rule leaves a gap.
-var rules = slices.Concat(genericRules, carbideRules, carbideImageRules, carbideHardwareRules, ovsRules, ovsTunnelRules, libvirtRules, nodeRules)
+var rules = slices.Concat(genericRules, carbideRules, carbideImageRules, carbideHardwareRules, ovsRules, ovsTunnelRules, libvirtRules, nodeRules, policyRules)
 
 // A Problem is a violation of a rule in a document.
 type Problem struct {

@@ -18,6 +18,7 @@ type Site struct {
 
 	maxDestroy string           // of the policy
 	management []managementFlow // of the policy
+	policy     map[string]any
 
 	referring                      selection // fields that are references
 	keyed, networked, macs, mapped selection // fields that some rules are about
@@ -64,7 +65,7 @@ func NewSite(kinds schema.Kinds, doc map[string]any, resources []*Resource) *Sit
 	policy := objectOf(doc["policy"])
 	st := &Site{
 		Resources: resources,
-		kinds:     kinds, byKind: make(map[string][]*Resource), maxDestroy: textOf(policy, "max_destroy"), management: managementFlows(policy),
+		kinds:     kinds, byKind: make(map[string][]*Resource), maxDestroy: textOf(policy, "max_destroy"), management: managementFlows(policy), policy: policy,
 		referring: choose(kinds, isRef),
 		keyed:     choose(kinds, isKeyed), networked: choose(kinds, isPrefixField), macs: choose(kinds, isMACField), mapped: choose(kinds, isMap),
 	}

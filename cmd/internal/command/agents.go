@@ -29,7 +29,7 @@ site. It dials the site agent (converge serve); nothing listens on the node.
 
 To add a node: make a token at the site (agent token create), exchange it on the node
 for a certificate (agent bootstrap), and run the agent there (agent run).`,
-		a.agentTokenCommand(), a.agentBootstrapCommand(), a.agentRunCommand(), a.agentListCommand(), a.agentRevokeCommand())
+		a.agentTokenCommand(), a.agentBootstrapCommand(), a.agentRunCommand(), a.agentGuardCommand(), a.agentListCommand(), a.agentRevokeCommand())
 }
 
 func (a *app) agentTokenCommand() *cobra.Command {
@@ -147,7 +147,9 @@ what it configures. Changes are made only for tasks that the site has signed for
 node, each at most once. The certificate is renewed in time.
 
 agent.yaml, or the file that -config names, has servers (a list of HOST:PORT), dir (of the identity and the ledger), and
-how the node's own systems are reached, as in nodes of converge.yaml: libvirt, ovs, sysfs.`,
+how the node's own systems are reached, as in nodes of converge.yaml: libvirt, ovs, sysfs.
+With guard (a directory), changes that may cut the node off from the site are undone
+unless the site reaches it again: run converge agent guard as well.`,
 		Example: `  converge agent run
   converge agent run -config=/etc/converge/agent.yaml`,
 		Args: exactly(0),
@@ -169,7 +171,7 @@ how the node's own systems are reached, as in nodes of converge.yaml: libvirt, o
 
 // runAgent runs the agent of a node until ctx is done.
 func (a *app) runAgent(ctx context.Context, path string) error {
-	if err := a.logAsService(); err != nil {
+	if err := a.logAsService("agent"); err != nil {
 		return err
 	}
 	conf, err := config.ReadAgent(path)
@@ -185,7 +187,7 @@ func (a *app) runAgent(ctx context.Context, path string) error {
 	}
 	var opener *all.Opener
 	err = agent.Run(ctx, agent.Options{
-		Dir: conf.Dir, Servers: conf.Servers, Version: a.sys.Version, Logger: a.log,
+		Dir: conf.Dir, Servers: conf.Servers, Guard: guarded(conf), Version: a.sys.Version, Logger: a.log,
 		Offers: func(node string) ([]providers.Need, error) { return conf.Offers(node, sch.Kinds()) },
 		Open: func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 			if opener == nil {

@@ -31,6 +31,7 @@ type applying struct {
 	approve   bool
 	approval  string
 	onFailure string
+	confirm   time.Duration
 }
 
 // bindApproving adds the flags that replace an answer.
@@ -44,6 +45,17 @@ func (f *applying) bindApplying(c *cobra.Command, otherwise string) {
 	_ = c.RegisterFlagCompletionFunc("on-failure", cobra.FixedCompletions(onFailures, cobra.ShellCompDirectiveNoFileComp))
 }
 
+// bindConfirm adds the flag that makes a run wait for its confirmation.
+func (f *applying) bindConfirm(c *cobra.Command) {
+	c.Flags().DurationVar(&f.confirm, "confirm", 0, "roll the run back unless converge confirm is run within this `duration` of its start")
+}
+
+// Limits of the time in which a run is to be confirmed.
+const (
+	leastConfirm = 30 * time.Second
+	mostConfirm  = time.Hour
+)
+
 // applyOtherwise says what to do where nobody can be asked.
 const applyOtherwise = "Apply a saved plan (converge plan -out=tfplan), or use -auto-approve."
 
@@ -52,6 +64,13 @@ var onFailures = []string{string(apply.Rollback), string(apply.Stop), string(app
 func (f *applying) check() error {
 	if err := f.planning.check(); err != nil {
 		return err
+	}
+	switch {
+	case f.confirm == 0:
+	case f.confirm < leastConfirm || f.confirm > mostConfirm:
+		return &view.Problem{What: fmt.Sprintf("invalid -confirm %v: want between %v and %v", f.confirm, leastConfirm, mostConfirm)}
+	case f.onFailure != string(apply.Rollback):
+		return &view.Problem{What: "-confirm rolls back what is not confirmed: it cannot be used with -on-failure=" + f.onFailure}
 	}
 	switch apply.OnFailure(f.onFailure) {
 	case apply.Rollback, apply.Stop, apply.Continue, "":
@@ -75,8 +94,15 @@ everything done so far is reverted and verified by observing again (exit status 
 unless -on-failure says otherwise. Steps that cannot be undone exactly run last, and
 only when the plan was approved by its digest: with -approve, or by answering yes to the
 prompt that lists them. Press Ctrl-C once to let calls in flight finish, drop pending
-waits, and start nothing new; converge resume continues from there.`,
+waits, and start nothing new; converge resume continues from there.
+
+With -confirm, the run is rolled back unless somebody runs converge confirm within that
+time of its start (the last fifth, and at least ten seconds, is kept for rolling back).
+Nodes with a guard undo by themselves what may have cut them off, even when neither the
+site nor this command can reach them (exit status 9). What cannot be undone exactly is
+begun only after the confirmation.`,
 		Example: `  converge apply site.cue
+  converge apply -confirm=5m site.cue
   converge apply tfplan
   converge apply -auto-approve -on-failure=stop site.cue
   converge apply -approve=9b1f27c04de81a35 tfplan
@@ -87,6 +113,7 @@ waits, and start nothing new; converge resume continues from there.`,
 	f.bindRefresh(c)
 	f.bindApproving(c)
 	f.bindApplying(c, string(apply.Rollback))
+	f.bindConfirm(c)
 	f.bind(a, c)
 	c.RunE = func(c *cobra.Command, args []string) error { return a.apply(c, f, args) }
 	return c
@@ -296,7 +323,7 @@ func readPlan(path string) (*plan.File, error) {
 // undo is set, and a failure otherwise.
 func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f applying, undo bool) error {
 	collect.less(200) // a tenth less time, a fifth more memory
-	res, err := run(engine.ApplyOptions{OnFailure: apply.OnFailure(f.onFailure), AllowPartial: f.partial, Approve: f.approval, Interrupt: s.running()})
+	res, err := run(engine.ApplyOptions{OnFailure: apply.OnFailure(f.onFailure), AllowPartial: f.partial, Approve: f.approval, Confirm: f.confirm, Interrupt: s.running()})
 	started := s.hasStarted()
 	s.acted = s.acted || started
 	if res.Run.Op == "apply" && !f.sweep && (err == nil || errors.Is(err, engine.ErrInterrupted)) {
@@ -313,7 +340,10 @@ func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f 
 	}
 	switch res.Run.Status {
 	case state.RunReverted:
-		if !undo {
+		switch {
+		case res.Run.Unconfirmed:
+			return outcome(exitUnconfirmed)
+		case !undo:
 			return outcome(exitReverted)
 		}
 	case state.RunPartial, state.RunOpen:

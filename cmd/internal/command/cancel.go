@@ -60,7 +60,7 @@ func (s *session) cancel(ctx context.Context, id string) error {
 	if holder == nil || holder.Run == "" || id != "" && holder.Run != id {
 		return s.notRunning(ctx, id, holder)
 	}
-	if err := s.store.Cancel(ctx, *holder, who()); errors.Is(err, state.ErrGuard) { // it has ended meanwhile
+	if err := s.store.Ask(ctx, state.ToCancel, *holder, who()); errors.Is(err, state.ErrGuard) { // it has ended meanwhile
 		return s.notRunning(ctx, holder.Run, nil)
 	} else if err != nil {
 		return err

@@ -60,7 +60,7 @@ see it put right.`,
 	}
 	p := c.Flags()
 	p.IntVar(&d.nodes, "nodes", 2, "`n`umber of nodes")
-	p.StringVar(&d.mode, "mode", string(site.Enforce), "what the site agent may do by itself, a `mode`: observe or enforce")
+	p.StringVar(&d.mode, "mode", string(site.Enforce), "what the site agent may do by itself, a `mode`: observe, approve or enforce")
 	p.StringVar(&d.listen, "listen", "127.0.0.1:0", "`address` of the site agent, HOST:PORT; port 0 picks a free one")
 	p.DurationVar(&d.sweep, "sweep", time.Minute, "observe everything again after each `duration`")
 	_ = c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(modes(), cobra.ShellCompDirectiveNoFileComp))

@@ -11,6 +11,7 @@ import (
 const (
 	envLog        = "CONVERGE_LOG"           // level of the log: debug, info, warn, error
 	envLogPath    = "CONVERGE_LOG_PATH"      // file of the log
+	envLogFormat  = "CONVERGE_LOG_FORMAT"    // of its lines: text or json
 	envInput      = "CONVERGE_INPUT"         // false or 0: never ask
 	envAutomation = "CONVERGE_IN_AUTOMATION" // no hints, no redrawing, strict budgets
 	envArgs       = "CONVERGE_CLI_ARGS"      // inserted after the name of the command
@@ -22,7 +23,7 @@ const (
 	envTrace      = "TRACEPARENT"     // of the caller; W3C trace context
 )
 
-var envNames = []string{envLog, envLogPath, envInput, envAutomation, envArgs, envDataDir, envSite, envEndpoints, envConfig, envServer}
+var envNames = []string{envLog, envLogPath, envLogFormat, envInput, envAutomation, envArgs, envDataDir, envSite, envEndpoints, envConfig, envServer}
 
 // An env is the environment.
 type env map[string]string

@@ -22,6 +22,7 @@ const (
 	exitStale       = 6 // the plan is stale or spent
 	exitRefused     = 7 // by policy, protection, a hold, an open run or a missing approval
 	exitUnknown     = 8 // a part of the site could not be observed, or is left out
+	exitUnconfirmed = 9 // a run was not confirmed, or cut a node off: undone, verified
 	exitHungUp      = 129
 	exitInterrupted = 130
 	exitQuit        = 131
@@ -43,6 +44,7 @@ var statuses = []struct {
 	{exitStale, "plan stale or already applied", "The saved plan no longer fits: the site or the document has changed since the plan was made, or the plan was already applied. Nothing was changed. Plan again."},
 	{exitRefused, "refused", "The plan may not be applied because of another run that has not finished, a budget, a protection, a hold, a freeze, a missing signature, or a missing approval. Nothing was changed; the message says what blocks the plan, and how to allow it."},
 	{exitUnknown, "a part is unknown or skipped", "A part of the site could not be observed, or the server does not support a kind that the document contains. Unknown is never treated as absent: nothing was decided about that part. Fix the connection, or continue with the rest with -allow-partial."},
+	{exitUnconfirmed, "unconfirmed and reverted", "The run was not confirmed in time (apply -confirm), or a change cut a node off and was undone by the node's guard. Everything that the run had done was reverted, and this was verified by observing again. The serial is put on hold, as with status 3."},
 	{exitHungUp, "interrupted", "The terminal that it ran in was closed. The journal is intact: converge runs shows whether a run is open, converge resume continues it."},
 	{exitInterrupted, "interrupted", "It was interrupted with Ctrl-C. The journal is intact: converge runs shows whether a run is open, converge resume continues it."},
 	{exitQuit, "interrupted", "It received SIGQUIT (Ctrl-\\): it wrote the stacks of everything in progress and exited at once. The journal is intact: converge runs shows whether a run is open, converge resume continues it."},

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"crypto/ed25519"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,7 +23,6 @@ import (
 
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine/drift"
-	"converge.dev/converge/engine/event"
 	"converge.dev/converge/internal/files"
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/internal/retry"
@@ -29,6 +30,7 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/site"
+	"converge.dev/converge/site/api"
 	"converge.dev/converge/state"
 	"converge.dev/converge/trust"
 )
@@ -41,6 +43,8 @@ type serving struct {
 	sweep  time.Duration
 	trust  string
 	socket string
+
+	http, metrics string // addresses; empty or none: not served
 }
 
 // The defaults of a site agent, below the directory of the store.
@@ -49,6 +53,10 @@ const (
 	serveSock  = "serve.sock"
 	nodesPort  = "7443"
 	serveSweep = 10 * time.Minute
+
+	serveHTTP    = "127.0.0.1:7480"
+	serveMetrics = "127.0.0.1:7490"
+	noAddress    = "none" // nothing is served
 )
 
 func (a *app) serveCommand() *cobra.Command {
@@ -60,10 +68,17 @@ func (a *app) serveCommand() *cobra.Command {
 drift to the store (drift/latest, status), and apply what the mode allows. Node agents
 connect to it; so do commands on this machine, through its socket.
 
-In mode observe it only reports. In mode enforce it also applies what interrupts nothing
-and can be undone exactly, within the budgets; anything else waits for converge apply.
+In mode observe it only reports. In mode approve it also applies what people approve with
+converge approve. In mode enforce it also applies, without asking, what interrupts nothing
+and can be undone exactly, within the budgets; anything else waits for converge approve,
+or converge apply. The document's policy.reconcile can lower the mode for some kinds and
+scopes, never raise it: of the two, the more careful one holds.
 Runs are the same as those of converge apply, under the same lock: both exclude each
 other run by run, converge runs lists them all, and a hold or a freeze stops both.
+
+How it stands is served by HTTP: /healthz, /readyz, /state, and the data of the site
+below /v1 (-http); /metrics for Prometheus on a port of its own (-metrics). Both only
+read, and know no users: by default they listen on this machine only.
 
 The keys that nodes trust are in a directory that converge trust init makes.`,
 		Example: `  converge trust init -roots=/media/usb site.cue
@@ -74,10 +89,12 @@ The keys that nodes trust are in a directory that converge trust init makes.`,
 	p := c.Flags()
 	p.StringVar(&f.listen, "listen", "127.0.0.1:"+nodesPort, "`address` to listen on for node agents, HOST:PORT")
 	p.StringSliceVar(&f.hosts, "host", nil, "comma-separated `names` by which node agents reach it; default: the host of -listen")
-	p.StringVar(&f.mode, "mode", string(site.Observe), "what it may do by itself, a `mode`: observe or enforce")
+	p.StringVar(&f.mode, "mode", string(site.Observe), "the most that it may do by itself, a `mode`: observe, approve or enforce")
 	p.DurationVar(&f.sweep, "sweep", serveSweep, "observe everything again after each `duration`")
 	trustDirFlag(c, &f.trust)
 	p.StringVar(&f.socket, "socket", "", "`path` of the socket for commands on this machine; default: serve.sock in -data-dir")
+	p.StringVar(&f.http, "http", serveHTTP, "`address` for health, state and the read-only API, HOST:PORT, or none")
+	p.StringVar(&f.metrics, "metrics", serveMetrics, "`address` for metrics, HOST:PORT, or none")
 	_ = c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(modes(), cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if err := f.check(); err != nil {
@@ -96,11 +113,16 @@ func modes() (words []string) {
 }
 
 func (f *serving) check() error {
+	for flag, address := range map[string]string{"http": f.http, "metrics": f.metrics} {
+		if _, _, err := net.SplitHostPort(address); address != "" && address != noAddress && err != nil {
+			return &view.Problem{What: fmt.Sprintf("invalid -%s %q: want HOST:PORT, or none", flag, address)}
+		}
+	}
 	switch host, _, err := net.SplitHostPort(f.listen); {
 	case err != nil:
 		return &view.Problem{What: fmt.Sprintf("invalid -listen %q: want HOST:PORT", f.listen)}
 	case !slices.Contains(modes(), f.mode):
-		return &view.Problem{What: fmt.Sprintf("invalid -mode %q", f.mode), Fix: "Use " + strings.Join(modes(), " or ") + "." + nearest.DidYouMean(f.mode, modes())}
+		return &view.Problem{What: fmt.Sprintf("invalid -mode %q", f.mode), Fix: "Use " + strings.Join(modes(), ", ") + "." + nearest.DidYouMean(f.mode, modes())}
 	case f.sweep < time.Second:
 		return &view.Problem{What: fmt.Sprintf("invalid -sweep %v: want at least 1s", f.sweep)}
 	case len(f.hosts) == 0 && (host == "" || net.ParseIP(host).IsUnspecified()):
@@ -141,7 +163,7 @@ type serves struct {
 
 // serve runs a site agent until ctx is done. It calls ready, if it is not nil, once nodes can connect.
 func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (err error) {
-	if err := a.logAsService(); err != nil {
+	if err := a.logAsService("serve"); err != nil {
 		return err
 	}
 	s, err := a.openOr(ctx, nil, nil, create)
@@ -172,12 +194,12 @@ func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (e
 	var agent *site.Agent // is there before the first node can come
 	nodes := site.NewNodes(site.NodesOptions{
 		Site: keys.Site().ID,
-		Who: func(c *reverse.Conn) (string, error) {
-			node, err := trust.NodeOf(c.State())
+		Who: func(c tls.ConnectionState) (string, error) {
+			node, err := trust.NodeOf(c)
 			if err != nil {
 				return "", err
 			}
-			return node, admission.Check(node, c.State().PeerCertificates[0].SerialNumber)
+			return node, admission.Check(node, c.PeerCertificates[0].SerialNumber)
 		},
 		Key: func() (ed25519.PrivateKey, int64, error) {
 			key, _, err := keys.SignKey()
@@ -186,7 +208,8 @@ func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (e
 		Epoch: s.store.Epoch, Changed: func() { agent.Look() }, Logger: a.log,
 	})
 	s.far = &farSide{open: nodes.Open, offers: func(context.Context) ([]providers.Need, error) { return nodes.Reached(), nil }}
-	if agent, err = s.siteAgent(ctx, f, nodes, keys.Site().ID); err != nil {
+	shown := s.api(f, nodes, keys)
+	if agent, err = s.siteAgent(ctx, f, nodes, keys.Site().ID, shown); err != nil {
 		return err
 	}
 
@@ -200,6 +223,7 @@ func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (e
 	public := grpc.NewServer(grpc.Creds(reverse.Credentials()), grpc.ConnectionTimeout(20*time.Second), grpc.MaxRecvMsgSize(64<<10), grpc.MaxConcurrentStreams(4),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 30 * time.Second, MaxConnectionAge: 2 * time.Minute})) // strangers are let in
 	trust.Serve(public, keys, s.store, a.log)
+	nodes.Hear(public)
 	running.Go(func() { _ = public.Serve(port) })
 	defer public.Stop()
 	running.Go(func() { s.admitNodes(ctx, admission, nodes) })
@@ -215,32 +239,67 @@ func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (e
 	running.Go(func() { _ = local.Serve(beside) })
 	defer local.Stop()
 
+	until, closeWeb := context.WithCancel(context.WithoutCancel(ctx)) // until the last run has ended
+	defer closeWeb()
+	for _, w := range []web{{"http", f.http, shown.Handler()}, {"metrics", f.metrics, shown.Metrics()}} {
+		if err := a.serveWeb(until, &running, shown, w); err != nil {
+			return err
+		}
+	}
+
 	a.log.Info("site agent started", "site", s.site, "mode", f.mode, "listen", l.Addr().String(), "socket", socket)
 	if ready != nil {
 		if err := ready(serves{l.Addr().String(), s.store, keys}); err != nil {
 			return err
 		}
 	}
-	if err = s.keep(ctx, agent, nodes); a.signal.Load() != nil {
+	if err = s.keep(ctx, agent, nodes, shown); a.signal.Load() != nil {
 		a.log.Info("site agent stopped")
 		return nil
 	}
 	return err
 }
 
+// A web is what is served by HTTP at one address, which a flag says.
+type web struct {
+	flag, address string
+	handler       http.Handler
+}
+
+// serveWeb serves one of them until ctx is done.
+func (a *app) serveWeb(ctx context.Context, running *sync.WaitGroup, shown *api.API, w web) error {
+	if w.address == "" || w.address == noAddress {
+		return nil
+	}
+	l, err := net.Listen("tcp", w.address)
+	if err != nil {
+		return &view.Problem{What: "cannot listen on the address", Where: err.Error(), Fix: fmt.Sprintf("Choose another with -%s=HOST:PORT, or none with -%[1]s=none.", w.flag), Err: err}
+	}
+	a.log.Info("serving "+w.flag, "address", l.Addr().String())
+	running.Go(func() {
+		if err := shown.Serve(ctx, l, w.handler); err != nil {
+			a.log.Error("no longer serving "+w.flag, "error", err)
+		}
+	})
+	return nil
+}
+
 // keep runs the agent whenever no other replica keeps the site, until ctx is done.
-func (s *session) keep(ctx context.Context, agent *site.Agent, nodes *site.Nodes) error {
+func (s *session) keep(ctx context.Context, agent *site.Agent, nodes *site.Nodes, shown *api.API) error {
 	for {
 		k, err := s.store.Keep(ctx, state.KeeperInfo{Who: who(), PID: os.Getpid(), Version: s.sys.Version}, 0, func(i state.KeeperInfo) {
 			s.log.Info("another site agent keeps the site; this one waits", "who", i.Who, "pid", i.PID, "since", i.Since)
+			shown.Waits(i)
 		})
 		if err != nil {
 			return err
 		}
 		s.log.Info("this site agent keeps the site")
 		nodes.Lead(true)
+		shown.Keeps()
 		err = agent.Run(k.Context(ctx))
 		nodes.Lead(false)
+		shown.Yields()
 		if cerr := k.Close(); ctx.Err() != nil || !errors.Is(err, state.ErrNotKeeper) {
 			return cmp.Or(err, cerr)
 		}
@@ -249,8 +308,8 @@ func (s *session) keep(ctx context.Context, agent *site.Agent, nodes *site.Nodes
 }
 
 // siteAgent returns the agent that keeps the site with this id.
-func (s *session) siteAgent(ctx context.Context, f serving, nodes *site.Nodes, id string) (*site.Agent, error) {
-	e, err := s.engineFor(func(event.Event) {}) // the log has them
+func (s *session) siteAgent(ctx context.Context, f serving, nodes *site.Nodes, id string, shown *api.API) (*site.Agent, error) {
+	e, err := s.engineFor(shown.Event)
 	if err != nil {
 		return nil, err
 	}
@@ -267,17 +326,31 @@ func (s *session) siteAgent(ctx context.Context, f serving, nodes *site.Nodes, i
 			}
 			return doc, err
 		},
-		Ended: s.answerRun,
-		Mask:  func(r *drift.Report) *drift.Report { return view.MaskDrift(r, s.kinds) },
-		Reached: func() []providers.Need {
-			needs, err := s.offers(ctx)
-			if err != nil { // none is configured, and no node is connected
-				return nil
-			}
-			return needs
-		},
-		Renewed: nodes.Renewed,
+		Ended:   s.answerRun,
+		Mask:    func(r *drift.Report) *drift.Report { return view.MaskDrift(r, s.kinds) },
+		Reached: func() []providers.Need { return s.reached(ctx) },
+		Renewed: nodes.Renewed, Rounded: shown.Rounded,
 	}), nil
+}
+
+// reached lists what is configured, and what the connected nodes serve.
+func (s *session) reached(ctx context.Context) []providers.Need {
+	needs, err := s.offers(ctx)
+	if err != nil { // none is configured, and no node is connected
+		return nil
+	}
+	return needs
+}
+
+// api shows the site agent to programs.
+func (s *session) api(f serving, nodes *site.Nodes, keys *trust.Authority) *api.API {
+	return api.New(api.Options{
+		Site: keys.Site(), Mode: f.mode, Version: s.sys.Version, Store: s.store, Sweep: f.sweep, Logger: s.log,
+		Needs: func() []providers.Need { return s.reached(context.Background()) }, Nodes: nodes.Status, Trust: keys.Document,
+		MaskRecord: func(r state.Record) state.Record { return view.MaskRecord(r, s.kinds[r.Ref.Kind]) },
+		MaskDrift:  func(r *drift.Report) *drift.Report { return view.MaskDrift(r, s.kinds) },
+		Scrub:      s.scrubber.ScrubText,
+	})
 }
 
 // admitNodes ends the connections of nodes that are no longer admitted, until ctx is done.

@@ -8,10 +8,12 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"converge.dev/converge/cmd/internal/config"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/secret"
 	"converge.dev/converge/internal/nearest"
@@ -210,7 +212,7 @@ func (s *session) engineFor(emit event.Sink) (*engine.Engine, error) {
 	e := engine.New(engine.Options{
 		Kinds: sch.Kinds(), Store: s.store, Open: s.opener(), Who: who(), Version: s.sys.Version, PID: os.Getpid(), MaxDestroy: string(s.conf.Policy.MaxDestroy),
 		Secrets:     secret.Options{Scrubber: s.scrubber, Source: s.secrets()},
-		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Looks: s.looks, Logger: s.log, Emit: emit,
+		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Retry: apply.Retry{Guard: time.Duration(s.conf.Policy.Guard)}, Looks: s.looks, Logger: s.log, Emit: s.traced(emit),
 	})
 	s.closers = append(s.closers, func() {
 		if err := e.Close(); err != nil {

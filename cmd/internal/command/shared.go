@@ -36,6 +36,7 @@ type shared struct {
 	quiet    bool
 	input    bool
 	logLevel string
+	logForm  string
 	timeout  time.Duration
 
 	lockTimeout time.Duration
@@ -65,6 +66,7 @@ func (f *shared) bind(c *cobra.Command) {
 	p.IntVar(&f.parallelism, "parallelism", 10, "maximum `n`umber of concurrent steps; for calls: carbide.parallel")
 	p.DurationVar(&f.timeout, "timeout", 0, "stop cleanly after this `duration`")
 	p.StringVar(&f.logLevel, "log-level", "", "log to standard error at this `level`: trace (includes etcd), debug, info, warn or error")
+	p.StringVar(&f.logForm, "log-format", "", "the `form` of the lines of the log: text or json; default: text")
 	p.StringSliceVar(&f.endpoints, "etcd-endpoints", nil, "comma-separated `urls` of the store's etcd; default: an embedded one")
 	p.StringVar(&f.ca, "etcd-ca", "", "PEM `file` with the CA certificates for etcd")
 	p.StringVar(&f.cert, "etcd-cert", "", "PEM `file` with the client certificate for etcd")
@@ -103,6 +105,7 @@ func (a *app) begin(c *cobra.Command, args []string) error {
 	fallBack(&f.dataDir, envDataDir, "")
 	fallBack(&f.config, envConfig, "")
 	fallBack(&f.logLevel, envLog, "")
+	fallBack(&f.logForm, envLogFormat, logText)
 	if len(f.endpoints) == 0 && a.env[envEndpoints] != "" {
 		f.endpoints = strings.Split(a.env[envEndpoints], ",")
 	}
@@ -204,17 +207,32 @@ func (a *app) bindFull(c *cobra.Command) {
 	c.Flags().BoolVar(&a.flags.layout.Full, "full", false, "do not truncate long values")
 }
 
-// logAsService opens the log of a command that runs as a service: what it does is logged unless the user wants something else.
-func (a *app) logAsService() error {
-	if a.flags.logLevel != "" || a.env[envLogPath] != "" {
-		return nil
+// logAsService opens the log of a command that runs as a service: what it does is logged unless the user wants something else. Each line
+// of a log for programs names the service, since the logs of several come together.
+func (a *app) logAsService(component string) error {
+	if a.flags.logLevel == "" && a.env[envLogPath] == "" {
+		a.flags.logLevel = "info"
+		if err := a.openLog(); err != nil {
+			return err
+		}
 	}
-	a.flags.logLevel = "info"
-	return a.openLog()
+	if a.flags.logForm == logJSON {
+		a.log = a.log.With("component", component)
+	}
+	return nil
 }
+
+// The forms of the log.
+const (
+	logText = "text"
+	logJSON = "json"
+)
 
 // openLog starts the log when one is requested.
 func (a *app) openLog() error {
+	if f := a.flags.logForm; f != logText && f != logJSON {
+		return &view.Problem{What: fmt.Sprintf("invalid -log-format %q", f), Fix: "Use text or json." + nearest.DidYouMean(f, []string{logText, logJSON})}
+	}
 	if a.flags.logLevel == "" && a.env[envLogPath] == "" {
 		return nil
 	}
@@ -243,7 +261,16 @@ func (a *app) openLog() error {
 		a.closers = append(a.closers, func() { _ = f.Close() })
 		w = f
 	}
-	a.log = slog.New(a.scrubber.Handler(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})))
+	var lines slog.Handler = slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})
+	if a.flags.logForm == logJSON {
+		lines = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Value.Kind() == slog.KindDuration { // as people and other programs write it, not in nanoseconds
+				a.Value = slog.StringValue(a.Value.Duration().String())
+			}
+			return a
+		}})
+	}
+	a.log = slog.New(a.scrubber.Handler(lines))
 	return nil
 }
 

@@ -20,6 +20,7 @@ const AgentName = "agent.yaml"
 type Agent struct {
 	Servers  []string  `yaml:"servers"` // HOST:PORT of every replica of the site agent
 	Dir      string    `yaml:"dir"`     // of its identity and its ledger; "identity" when empty
+	Guard    string    `yaml:"guard"`   // directory of the guard, which converge agent guard serves; empty: there is none
 	Fake     *all.Fake `yaml:"fake"`    // everything from one file, for rehearsals, instead of all others
 	all.Node `yaml:",inline"`
 
@@ -39,6 +40,12 @@ func ReadAgent(path string) (*Agent, error) {
 	a.Path = path
 	if a.Dir = cmp.Or(a.Dir, "identity"); !filepath.IsAbs(a.Dir) {
 		a.Dir = filepath.Join(filepath.Dir(path), a.Dir)
+	}
+	if a.Guard != "" && !filepath.IsAbs(a.Guard) {
+		a.Guard = filepath.Join(filepath.Dir(path), a.Guard)
+	}
+	if a.Guard != "" && a.Fake != nil {
+		return nil, fmt.Errorf("%s: guard: a node whose world is rehearsed has none", path)
 	}
 	if len(a.Servers) == 0 {
 		return nil, fmt.Errorf("%s: servers is missing: want the addresses of the site agent, such as [site.example:7443]", path)

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -106,7 +107,27 @@ type Signer struct {
 
 // Policy limits what a plan may do, whatever its document allows.
 type Policy struct {
-	MaxDestroy Limit `yaml:"max_destroy,omitempty"` // by default the document's own limit holds
+	MaxDestroy Limit  `yaml:"max_destroy,omitempty"` // by default the document's own limit holds
+	Guard      Window `yaml:"guard,omitempty"`       // how long after a change its guard waits for its node to be reached anew; by default two minutes
+}
+
+// A Window is a duration within the limits of guards.
+type Window time.Duration
+
+// Limits of a window.
+const (
+	leastWindow = 30 * time.Second
+	mostWindow  = 10 * time.Minute
+)
+
+// UnmarshalYAML refuses a window that is too short to reach a node anew, or longer than people would wait for one.
+func (w *Window) UnmarshalYAML(n *yaml.Node) error {
+	d, err := time.ParseDuration(n.Value)
+	if err != nil || d < leastWindow || d > mostWindow {
+		return fmt.Errorf("line %d: policy.guard: %q is no duration from %v to %v, such as 2m", n.Line, n.Value, leastWindow, mostWindow)
+	}
+	*w = Window(d)
+	return nil
 }
 
 // A Limit is a number of things, 3, or a share of what is recorded, 10%.

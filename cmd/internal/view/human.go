@@ -237,6 +237,10 @@ func (h *Human) tell(e event.Event) {
 			text += " (changes were made, or may have been)"
 		}
 		h.progress("%s: %s", clean(e.Step.Ref.String()), s.paint(red, text))
+	case event.ConfirmWait:
+		h.progress("%s", s.paint(yellow, fmt.Sprintf("All steps are done. Confirm the run within %s, or it is rolled back: converge confirm %s", e.Within.Round(time.Second), clean(e.Run))))
+	case event.Confirmed:
+		h.progress("%s", s.paint(green, "Confirmed by "+clean(e.By)))
 	case event.PointOfNoReturn:
 		h.progress("%s", s.paint(yellow, "Point of no return: "+h.late(e.Steps)))
 	case event.Interrupted:
@@ -384,6 +388,8 @@ func (h *Human) report(e event.RunEnded) {
 		switch {
 		case e.Run.Status == state.RunRolledBack:
 			text, of = "Run "+e.Run.ID+" was "+e.Run.Stands(), "the steps after it"
+		case e.Run.Unconfirmed:
+			text = op + " was not confirmed and was reverted"
 		case e.Asked, e.Run.Failed.IsZero():
 			text = "Run " + e.Run.ID + " was reverted"
 		}

@@ -242,6 +242,10 @@ func (j *JSON) Event(e event.Event) {
 		j.step("error", "errored", e.Step, e.Undo, verbsOf(e.Step, e.Undo).noun+" failed: "+message(e.Err), fields{
 			"elapsed_seconds": seconds(e.Took), "class": e.Class, "error": message(e.Err), "effect": e.Effect,
 		})
+	case event.ConfirmWait:
+		j.line("warn", "confirm_wait", "Confirm the run within "+e.Within.Round(time.Second).String()+", or it is rolled back", fields{"run": e.Run, "within_seconds": seconds(e.Within)})
+	case event.Confirmed:
+		j.line("info", "checkpoint", "Confirmed by "+e.By, fields{"checkpoint": fields{"name": "confirmed", "by": e.By}})
 	case event.PointOfNoReturn:
 		j.line("warn", "checkpoint", "Point of no return: "+count(e.Steps, "step")+" to go", fields{"checkpoint": fields{"name": "no_return", "steps": e.Steps}})
 	case event.Interrupted:

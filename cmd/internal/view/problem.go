@@ -156,7 +156,7 @@ func mending(key string) string {
 		return "This is the site lock. Only if no other process is working on the site: converge force-unlock " + state.DamagedLock
 	case key == "epoch":
 		return "Restore a backup. If there is none: converge state restored"
-	case slices.Contains([]string{"run", "resource", "server", "spent", "audit", "amended", "rebuilt", "cancel"}, part), key == "inbox/result", key == "document/head", strings.HasPrefix(key, "document/log/"):
+	case slices.Contains([]string{"run", "resource", "server", "spent", "audit", "amended", "rebuilt", "cancel", "confirm"}, part), key == "inbox/result", key == "document/head", strings.HasPrefix(key, "document/log/"):
 		return "Restore a backup. Or see what can be repaired from the rest of the store: converge state repair -dry-run"
 	}
 	return "Restore a backup."

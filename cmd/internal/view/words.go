@@ -33,6 +33,7 @@ func phaseText(e event.StepProgress) string {
 		event.Settling: "checking the outcome",
 		event.Waiting:  "waiting",
 		event.Retrying: "retrying",
+		event.Guarded:  "guarded",
 	}[e.Phase]
 	if e.Phase == event.Retrying && e.Attempt > 0 {
 		text += fmt.Sprintf(" (attempt %d)", e.Attempt)

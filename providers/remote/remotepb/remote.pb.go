@@ -24,6 +24,166 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ReportRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Words         [][]byte               `protobuf:"bytes,1,rep,name=words,proto3" json:"words,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportRequest) Reset() {
+	*x = ReportRequest{}
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportRequest) ProtoMessage() {}
+
+func (x *ReportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
+func (*ReportRequest) Descriptor() ([]byte, []int) {
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ReportRequest) GetWords() [][]byte {
+	if x != nil {
+		return x.Words
+	}
+	return nil
+}
+
+type ReportResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportResponse) Reset() {
+	*x = ReportResponse{}
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportResponse) ProtoMessage() {}
+
+func (x *ReportResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
+func (*ReportResponse) Descriptor() ([]byte, []int) {
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{1}
+}
+
+type HearRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Word          []byte                 `protobuf:"bytes,1,opt,name=word,proto3" json:"word,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HearRequest) Reset() {
+	*x = HearRequest{}
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HearRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HearRequest) ProtoMessage() {}
+
+func (x *HearRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HearRequest.ProtoReflect.Descriptor instead.
+func (*HearRequest) Descriptor() ([]byte, []int) {
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *HearRequest) GetWord() []byte {
+	if x != nil {
+		return x.Word
+	}
+	return nil
+}
+
+type HearResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HearResponse) Reset() {
+	*x = HearResponse{}
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HearResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HearResponse) ProtoMessage() {}
+
+func (x *HearResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HearResponse.ProtoReflect.Descriptor instead.
+func (*HearResponse) Descriptor() ([]byte, []int) {
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{3}
+}
+
 type DoRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Task          []byte                 `protobuf:"bytes,1,opt,name=task,proto3" json:"task,omitempty"` // envelope of package task
@@ -33,7 +193,7 @@ type DoRequest struct {
 
 func (x *DoRequest) Reset() {
 	*x = DoRequest{}
-	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[0]
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -45,7 +205,7 @@ func (x *DoRequest) String() string {
 func (*DoRequest) ProtoMessage() {}
 
 func (x *DoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[0]
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -58,7 +218,7 @@ func (x *DoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoRequest.ProtoReflect.Descriptor instead.
 func (*DoRequest) Descriptor() ([]byte, []int) {
-	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{0}
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *DoRequest) GetTask() []byte {
@@ -77,7 +237,7 @@ type DoResponse struct {
 
 func (x *DoResponse) Reset() {
 	*x = DoResponse{}
-	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[1]
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -89,7 +249,7 @@ func (x *DoResponse) String() string {
 func (*DoResponse) ProtoMessage() {}
 
 func (x *DoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[1]
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -102,7 +262,7 @@ func (x *DoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoResponse.ProtoReflect.Descriptor instead.
 func (*DoResponse) Descriptor() ([]byte, []int) {
-	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{1}
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DoResponse) GetResult() []byte {
@@ -117,13 +277,15 @@ type Outcome struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Chosen        string                 `protobuf:"bytes,1,opt,name=chosen,proto3" json:"chosen,omitempty"`   // of a create: as in converge.providers.v1.CreateResponse
 	Failure       *wirepb.Failure        `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"` // absent: it is done
+	Armed         bool                   `protobuf:"varint,3,opt,name=armed,proto3" json:"armed,omitempty"`    // of a change: as in converge.providers.v1.CreateResponse
+	Kept          bool                   `protobuf:"varint,4,opt,name=kept,proto3" json:"kept,omitempty"`      // of the end of a guard: as in converge.providers.v1.SettleResponse
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[2]
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -135,7 +297,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[2]
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -148,7 +310,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{2}
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Outcome) GetChosen() string {
@@ -165,6 +327,20 @@ func (x *Outcome) GetFailure() *wirepb.Failure {
 	return nil
 }
 
+func (x *Outcome) GetArmed() bool {
+	if x != nil {
+		return x.Armed
+	}
+	return false
+}
+
+func (x *Outcome) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
+}
+
 type BeatRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Head          []byte                 `protobuf:"bytes,1,opt,name=head,proto3" json:"head,omitempty"` // envelope of package task; empty: only the standing is asked for
@@ -174,7 +350,7 @@ type BeatRequest struct {
 
 func (x *BeatRequest) Reset() {
 	*x = BeatRequest{}
-	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[3]
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -186,7 +362,7 @@ func (x *BeatRequest) String() string {
 func (*BeatRequest) ProtoMessage() {}
 
 func (x *BeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[3]
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -199,7 +375,7 @@ func (x *BeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeatRequest.ProtoReflect.Descriptor instead.
 func (*BeatRequest) Descriptor() ([]byte, []int) {
-	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{3}
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BeatRequest) GetHead() []byte {
@@ -225,7 +401,7 @@ type Standing struct {
 
 func (x *Standing) Reset() {
 	*x = Standing{}
-	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[4]
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -237,7 +413,7 @@ func (x *Standing) String() string {
 func (*Standing) ProtoMessage() {}
 
 func (x *Standing) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[4]
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -250,7 +426,7 @@ func (x *Standing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Standing.ProtoReflect.Descriptor instead.
 func (*Standing) Descriptor() ([]byte, []int) {
-	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{4}
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Standing) GetEpoch() int64 {
@@ -306,15 +482,23 @@ var File_providers_remote_remotepb_remote_proto protoreflect.FileDescriptor
 
 const file_providers_remote_remotepb_remote_proto_rawDesc = "" +
 	"\n" +
-	"&providers/remote/remotepb/remote.proto\x12\x12converge.remote.v1\x1a%providers/wire/wirepb/providers.proto\"\x1f\n" +
+	"&providers/remote/remotepb/remote.proto\x12\x12converge.remote.v1\x1a%providers/wire/wirepb/providers.proto\"%\n" +
+	"\rReportRequest\x12\x14\n" +
+	"\x05words\x18\x01 \x03(\fR\x05words\"\x10\n" +
+	"\x0eReportResponse\"!\n" +
+	"\vHearRequest\x12\x12\n" +
+	"\x04word\x18\x01 \x01(\fR\x04word\"\x0e\n" +
+	"\fHearResponse\"\x1f\n" +
 	"\tDoRequest\x12\x12\n" +
 	"\x04task\x18\x01 \x01(\fR\x04task\"$\n" +
 	"\n" +
 	"DoResponse\x12\x16\n" +
-	"\x06result\x18\x01 \x01(\fR\x06result\"[\n" +
+	"\x06result\x18\x01 \x01(\fR\x06result\"\x85\x01\n" +
 	"\aOutcome\x12\x16\n" +
 	"\x06chosen\x18\x01 \x01(\tR\x06chosen\x128\n" +
-	"\afailure\x18\x02 \x01(\v2\x1e.converge.providers.v1.FailureR\afailure\"!\n" +
+	"\afailure\x18\x02 \x01(\v2\x1e.converge.providers.v1.FailureR\afailure\x12\x14\n" +
+	"\x05armed\x18\x03 \x01(\bR\x05armed\x12\x12\n" +
+	"\x04kept\x18\x04 \x01(\bR\x04kept\"!\n" +
 	"\vBeatRequest\x12\x12\n" +
 	"\x04head\x18\x01 \x01(\fR\x04head\"\xd0\x01\n" +
 	"\bStanding\x12\x14\n" +
@@ -324,10 +508,13 @@ const file_providers_remote_remotepb_remote_proto_rawDesc = "" +
 	"\x05trust\x18\x04 \x01(\x03R\x05trust\x12\x14\n" +
 	"\x05agent\x18\x05 \x01(\tR\x05agent\x12\x1c\n" +
 	"\tproviders\x18\x06 \x03(\tR\tproviders\x128\n" +
-	"\amissing\x18\a \x03(\v2\x1e.converge.providers.v1.MissingR\amissing2\x92\x01\n" +
+	"\amissing\x18\a \x03(\v2\x1e.converge.providers.v1.MissingR\amissing2\xe3\x01\n" +
 	"\x04Node\x12C\n" +
 	"\x02Do\x12\x1d.converge.remote.v1.DoRequest\x1a\x1e.converge.remote.v1.DoResponse\x12E\n" +
-	"\x04Beat\x12\x1f.converge.remote.v1.BeatRequest\x1a\x1c.converge.remote.v1.StandingB1Z/converge.dev/converge/providers/remote/remotepbb\x06proto3"
+	"\x04Beat\x12\x1f.converge.remote.v1.BeatRequest\x1a\x1c.converge.remote.v1.Standing\x12O\n" +
+	"\x06Report\x12!.converge.remote.v1.ReportRequest\x1a\".converge.remote.v1.ReportResponse2Q\n" +
+	"\x04Site\x12I\n" +
+	"\x04Hear\x12\x1f.converge.remote.v1.HearRequest\x1a .converge.remote.v1.HearResponseB1Z/converge.dev/converge/providers/remote/remotepbb\x06proto3"
 
 var (
 	file_providers_remote_remotepb_remote_proto_rawDescOnce sync.Once
@@ -341,28 +528,36 @@ func file_providers_remote_remotepb_remote_proto_rawDescGZIP() []byte {
 	return file_providers_remote_remotepb_remote_proto_rawDescData
 }
 
-var file_providers_remote_remotepb_remote_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_providers_remote_remotepb_remote_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_providers_remote_remotepb_remote_proto_goTypes = []any{
-	(*DoRequest)(nil),      // 0: converge.remote.v1.DoRequest
-	(*DoResponse)(nil),     // 1: converge.remote.v1.DoResponse
-	(*Outcome)(nil),        // 2: converge.remote.v1.Outcome
-	(*BeatRequest)(nil),    // 3: converge.remote.v1.BeatRequest
-	(*Standing)(nil),       // 4: converge.remote.v1.Standing
-	(*wirepb.Failure)(nil), // 5: converge.providers.v1.Failure
-	(*wirepb.Missing)(nil), // 6: converge.providers.v1.Missing
+	(*ReportRequest)(nil),  // 0: converge.remote.v1.ReportRequest
+	(*ReportResponse)(nil), // 1: converge.remote.v1.ReportResponse
+	(*HearRequest)(nil),    // 2: converge.remote.v1.HearRequest
+	(*HearResponse)(nil),   // 3: converge.remote.v1.HearResponse
+	(*DoRequest)(nil),      // 4: converge.remote.v1.DoRequest
+	(*DoResponse)(nil),     // 5: converge.remote.v1.DoResponse
+	(*Outcome)(nil),        // 6: converge.remote.v1.Outcome
+	(*BeatRequest)(nil),    // 7: converge.remote.v1.BeatRequest
+	(*Standing)(nil),       // 8: converge.remote.v1.Standing
+	(*wirepb.Failure)(nil), // 9: converge.providers.v1.Failure
+	(*wirepb.Missing)(nil), // 10: converge.providers.v1.Missing
 }
 var file_providers_remote_remotepb_remote_proto_depIdxs = []int32{
-	5, // 0: converge.remote.v1.Outcome.failure:type_name -> converge.providers.v1.Failure
-	6, // 1: converge.remote.v1.Standing.missing:type_name -> converge.providers.v1.Missing
-	0, // 2: converge.remote.v1.Node.Do:input_type -> converge.remote.v1.DoRequest
-	3, // 3: converge.remote.v1.Node.Beat:input_type -> converge.remote.v1.BeatRequest
-	1, // 4: converge.remote.v1.Node.Do:output_type -> converge.remote.v1.DoResponse
-	4, // 5: converge.remote.v1.Node.Beat:output_type -> converge.remote.v1.Standing
-	4, // [4:6] is the sub-list for method output_type
-	2, // [2:4] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	9,  // 0: converge.remote.v1.Outcome.failure:type_name -> converge.providers.v1.Failure
+	10, // 1: converge.remote.v1.Standing.missing:type_name -> converge.providers.v1.Missing
+	4,  // 2: converge.remote.v1.Node.Do:input_type -> converge.remote.v1.DoRequest
+	7,  // 3: converge.remote.v1.Node.Beat:input_type -> converge.remote.v1.BeatRequest
+	0,  // 4: converge.remote.v1.Node.Report:input_type -> converge.remote.v1.ReportRequest
+	2,  // 5: converge.remote.v1.Site.Hear:input_type -> converge.remote.v1.HearRequest
+	5,  // 6: converge.remote.v1.Node.Do:output_type -> converge.remote.v1.DoResponse
+	8,  // 7: converge.remote.v1.Node.Beat:output_type -> converge.remote.v1.Standing
+	1,  // 8: converge.remote.v1.Node.Report:output_type -> converge.remote.v1.ReportResponse
+	3,  // 9: converge.remote.v1.Site.Hear:output_type -> converge.remote.v1.HearResponse
+	6,  // [6:10] is the sub-list for method output_type
+	2,  // [2:6] is the sub-list for method input_type
+	2,  // [2:2] is the sub-list for extension type_name
+	2,  // [2:2] is the sub-list for extension extendee
+	0,  // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_providers_remote_remotepb_remote_proto_init() }
@@ -376,9 +571,9 @@ func file_providers_remote_remotepb_remote_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_providers_remote_remotepb_remote_proto_rawDesc), len(file_providers_remote_remotepb_remote_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   9,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_providers_remote_remotepb_remote_proto_goTypes,
 		DependencyIndexes: file_providers_remote_remotepb_remote_proto_depIdxs,

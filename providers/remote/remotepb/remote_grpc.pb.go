@@ -21,8 +21,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Node_Do_FullMethodName   = "/converge.remote.v1.Node/Do"
-	Node_Beat_FullMethodName = "/converge.remote.v1.Node/Beat"
+	Node_Do_FullMethodName     = "/converge.remote.v1.Node/Do"
+	Node_Beat_FullMethodName   = "/converge.remote.v1.Node/Beat"
+	Node_Report_FullMethodName = "/converge.remote.v1.Node/Report"
 )
 
 // NodeClient is the client API for Node service.
@@ -36,6 +37,8 @@ type NodeClient interface {
 	Do(ctx context.Context, in *DoRequest, opts ...grpc.CallOption) (*DoResponse, error)
 	// Beat brings a signed head, which says how the site stands with this node; without a recent one no task is carried out.
 	Beat(ctx context.Context, in *BeatRequest, opts ...grpc.CallOption) (*Standing, error)
+	// Report makes the agent report to the site anew: it makes a connection for each word, one after the other, and says it there.
+	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error)
 }
 
 type nodeClient struct {
@@ -66,6 +69,16 @@ func (c *nodeClient) Beat(ctx context.Context, in *BeatRequest, opts ...grpc.Cal
 	return out, nil
 }
 
+func (c *nodeClient) Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportResponse)
+	err := c.cc.Invoke(ctx, Node_Report_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // NodeServer is the server API for Node service.
 // All implementations must embed UnimplementedNodeServer
 // for forward compatibility.
@@ -77,6 +90,8 @@ type NodeServer interface {
 	Do(context.Context, *DoRequest) (*DoResponse, error)
 	// Beat brings a signed head, which says how the site stands with this node; without a recent one no task is carried out.
 	Beat(context.Context, *BeatRequest) (*Standing, error)
+	// Report makes the agent report to the site anew: it makes a connection for each word, one after the other, and says it there.
+	Report(context.Context, *ReportRequest) (*ReportResponse, error)
 	mustEmbedUnimplementedNodeServer()
 }
 
@@ -92,6 +107,9 @@ func (UnimplementedNodeServer) Do(context.Context, *DoRequest) (*DoResponse, err
 }
 func (UnimplementedNodeServer) Beat(context.Context, *BeatRequest) (*Standing, error) {
 	return nil, status.Error(codes.Unimplemented, "method Beat not implemented")
+}
+func (UnimplementedNodeServer) Report(context.Context, *ReportRequest) (*ReportResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
 }
 func (UnimplementedNodeServer) mustEmbedUnimplementedNodeServer() {}
 func (UnimplementedNodeServer) testEmbeddedByValue()              {}
@@ -150,6 +168,24 @@ func _Node_Beat_Handler(srv interface{}, ctx context.Context, dec func(interface
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_Report_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Report(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Report_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Report(ctx, req.(*ReportRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Node_ServiceDesc is the grpc.ServiceDesc for Node service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -164,6 +200,118 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Beat",
 			Handler:    _Node_Beat_Handler,
+		},
+		{
+			MethodName: "Report",
+			Handler:    _Node_Report_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "providers/remote/remotepb/remote.proto",
+}
+
+const (
+	Site_Hear_FullMethodName = "/converge.remote.v1.Site/Hear"
+)
+
+// SiteClient is the client API for Site service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Site is served by a site agent to nodes that connect as ordinary clients.
+type SiteClient interface {
+	// Hear is told a word that the site has asked the node to say.
+	Hear(ctx context.Context, in *HearRequest, opts ...grpc.CallOption) (*HearResponse, error)
+}
+
+type siteClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewSiteClient(cc grpc.ClientConnInterface) SiteClient {
+	return &siteClient{cc}
+}
+
+func (c *siteClient) Hear(ctx context.Context, in *HearRequest, opts ...grpc.CallOption) (*HearResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HearResponse)
+	err := c.cc.Invoke(ctx, Site_Hear_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// SiteServer is the server API for Site service.
+// All implementations must embed UnimplementedSiteServer
+// for forward compatibility.
+//
+// Site is served by a site agent to nodes that connect as ordinary clients.
+type SiteServer interface {
+	// Hear is told a word that the site has asked the node to say.
+	Hear(context.Context, *HearRequest) (*HearResponse, error)
+	mustEmbedUnimplementedSiteServer()
+}
+
+// UnimplementedSiteServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedSiteServer struct{}
+
+func (UnimplementedSiteServer) Hear(context.Context, *HearRequest) (*HearResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Hear not implemented")
+}
+func (UnimplementedSiteServer) mustEmbedUnimplementedSiteServer() {}
+func (UnimplementedSiteServer) testEmbeddedByValue()              {}
+
+// UnsafeSiteServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to SiteServer will
+// result in compilation errors.
+type UnsafeSiteServer interface {
+	mustEmbedUnimplementedSiteServer()
+}
+
+func RegisterSiteServer(s grpc.ServiceRegistrar, srv SiteServer) {
+	// If the following call panics, it indicates UnimplementedSiteServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Site_ServiceDesc, srv)
+}
+
+func _Site_Hear_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HearRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SiteServer).Hear(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Site_Hear_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SiteServer).Hear(ctx, req.(*HearRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Site_ServiceDesc is the grpc.ServiceDesc for Site service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Site_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "converge.remote.v1.Site",
+	HandlerType: (*SiteServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Hear",
+			Handler:    _Site_Hear_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -69,7 +69,7 @@ func (x Failure_Cause) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Failure_Cause.Descriptor instead.
 func (Failure_Cause) EnumDescriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{30, 0}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{33, 0}
 }
 
 type DescribeRequest struct {
@@ -241,6 +241,7 @@ type Provider struct {
 	Builds        bool `protobuf:"varint,7,opt,name=builds,proto3" json:"builds,omitempty"`
 	HasHealth     bool `protobuf:"varint,8,opt,name=has_health,json=hasHealth,proto3" json:"has_health,omitempty"`
 	Foresees      bool `protobuf:"varint,9,opt,name=foresees,proto3" json:"foresees,omitempty"`
+	Guards        bool `protobuf:"varint,10,opt,name=guards,proto3" json:"guards,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -334,6 +335,13 @@ func (x *Provider) GetHasHealth() bool {
 func (x *Provider) GetForesees() bool {
 	if x != nil {
 		return x.Foresees
+	}
+	return false
+}
+
+func (x *Provider) GetGuards() bool {
+	if x != nil {
+		return x.Guards
 	}
 	return false
 }
@@ -883,6 +891,7 @@ type CallRequest struct {
 	Key           string                 `protobuf:"bytes,8,opt,name=key,proto3" json:"key,omitempty"`
 	Epoch         int64                  `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Uid           string                 `protobuf:"bytes,10,opt,name=uid,proto3" json:"uid,omitempty"`
+	Guard         *Guard                 `protobuf:"bytes,11,opt,name=guard,proto3" json:"guard,omitempty"` // absent: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -987,16 +996,77 @@ func (x *CallRequest) GetUid() string {
 	return ""
 }
 
+func (x *CallRequest) GetGuard() *Guard {
+	if x != nil {
+		return x.Guard
+	}
+	return nil
+}
+
+// Guard makes the far side undo a change by itself.
+type Guard struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Within        int64                  `protobuf:"varint,2,opt,name=within,proto3" json:"within,omitempty"` // nanoseconds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Guard) Reset() {
+	*x = Guard{}
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Guard) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Guard) ProtoMessage() {}
+
+func (x *Guard) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Guard.ProtoReflect.Descriptor instead.
+func (*Guard) Descriptor() ([]byte, []int) {
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Guard) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Guard) GetWithin() int64 {
+	if x != nil {
+		return x.Within
+	}
+	return 0
+}
+
 type CreateResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Chosen        string                 `protobuf:"bytes,1,opt,name=chosen,proto3" json:"chosen,omitempty"` // the id that the far side chose instead of the caller's; empty: none
+	Armed         bool                   `protobuf:"varint,2,opt,name=armed,proto3" json:"armed,omitempty"`  // its guard undoes it unless it is kept
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateResponse) Reset() {
 	*x = CreateResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1008,7 +1078,7 @@ func (x *CreateResponse) String() string {
 func (*CreateResponse) ProtoMessage() {}
 
 func (x *CreateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[14]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1021,7 +1091,7 @@ func (x *CreateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateResponse.ProtoReflect.Descriptor instead.
 func (*CreateResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{14}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateResponse) GetChosen() string {
@@ -1031,15 +1101,23 @@ func (x *CreateResponse) GetChosen() string {
 	return ""
 }
 
+func (x *CreateResponse) GetArmed() bool {
+	if x != nil {
+		return x.Armed
+	}
+	return false
+}
+
 type UpdateResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Armed         bool                   `protobuf:"varint,1,opt,name=armed,proto3" json:"armed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpdateResponse) Reset() {
 	*x = UpdateResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1051,7 +1129,7 @@ func (x *UpdateResponse) String() string {
 func (*UpdateResponse) ProtoMessage() {}
 
 func (x *UpdateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[15]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1064,18 +1142,26 @@ func (x *UpdateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateResponse.ProtoReflect.Descriptor instead.
 func (*UpdateResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{15}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *UpdateResponse) GetArmed() bool {
+	if x != nil {
+		return x.Armed
+	}
+	return false
 }
 
 type DeleteResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Armed         bool                   `protobuf:"varint,1,opt,name=armed,proto3" json:"armed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1173,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[16]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1186,14 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{16}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *DeleteResponse) GetArmed() bool {
+	if x != nil {
+		return x.Armed
+	}
+	return false
 }
 
 // Which names a provider.
@@ -1114,7 +1207,7 @@ type Which struct {
 
 func (x *Which) Reset() {
 	*x = Which{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1219,7 @@ func (x *Which) String() string {
 func (*Which) ProtoMessage() {}
 
 func (x *Which) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[17]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1232,7 @@ func (x *Which) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Which.ProtoReflect.Descriptor instead.
 func (*Which) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{17}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Which) GetScope() string {
@@ -1166,7 +1259,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1271,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[18]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1284,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{18}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FenceRequest) GetWhich() *Which {
@@ -1216,7 +1309,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1228,7 +1321,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[19]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1241,7 +1334,119 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{19}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{20}
+}
+
+type SettleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Which         *Which                 `protobuf:"bytes,1,opt,name=which,proto3" json:"which,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"` // of the guard
+	Epoch         int64                  `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Keep          bool                   `protobuf:"varint,4,opt,name=keep,proto3" json:"keep,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleRequest) Reset() {
+	*x = SettleRequest{}
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleRequest) ProtoMessage() {}
+
+func (x *SettleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
+func (*SettleRequest) Descriptor() ([]byte, []int) {
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SettleRequest) GetWhich() *Which {
+	if x != nil {
+		return x.Which
+	}
+	return nil
+}
+
+func (x *SettleRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SettleRequest) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SettleRequest) GetKeep() bool {
+	if x != nil {
+		return x.Keep
+	}
+	return false
+}
+
+type SettleResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kept          bool                   `protobuf:"varint,1,opt,name=kept,proto3" json:"kept,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleResponse) Reset() {
+	*x = SettleResponse{}
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleResponse) ProtoMessage() {}
+
+func (x *SettleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
+func (*SettleResponse) Descriptor() ([]byte, []int) {
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SettleResponse) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
 }
 
 type IdentifyRequest struct {
@@ -1253,7 +1458,7 @@ type IdentifyRequest struct {
 
 func (x *IdentifyRequest) Reset() {
 	*x = IdentifyRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1470,7 @@ func (x *IdentifyRequest) String() string {
 func (*IdentifyRequest) ProtoMessage() {}
 
 func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[20]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1483,7 @@ func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyRequest.ProtoReflect.Descriptor instead.
 func (*IdentifyRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{20}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *IdentifyRequest) GetWhich() *Which {
@@ -1297,7 +1502,7 @@ type IdentifyResponse struct {
 
 func (x *IdentifyResponse) Reset() {
 	*x = IdentifyResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1309,7 +1514,7 @@ func (x *IdentifyResponse) String() string {
 func (*IdentifyResponse) ProtoMessage() {}
 
 func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[21]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1322,7 +1527,7 @@ func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyResponse.ProtoReflect.Descriptor instead.
 func (*IdentifyResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{21}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *IdentifyResponse) GetIdentity() string {
@@ -1341,7 +1546,7 @@ type BuildRequest struct {
 
 func (x *BuildRequest) Reset() {
 	*x = BuildRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1558,7 @@ func (x *BuildRequest) String() string {
 func (*BuildRequest) ProtoMessage() {}
 
 func (x *BuildRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[22]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1571,7 @@ func (x *BuildRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildRequest.ProtoReflect.Descriptor instead.
 func (*BuildRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{22}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *BuildRequest) GetWhich() *Which {
@@ -1385,7 +1590,7 @@ type BuildResponse struct {
 
 func (x *BuildResponse) Reset() {
 	*x = BuildResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1397,7 +1602,7 @@ func (x *BuildResponse) String() string {
 func (*BuildResponse) ProtoMessage() {}
 
 func (x *BuildResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[23]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1410,7 +1615,7 @@ func (x *BuildResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildResponse.ProtoReflect.Descriptor instead.
 func (*BuildResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{23}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *BuildResponse) GetBuild() string {
@@ -1429,7 +1634,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1441,7 +1646,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[24]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1454,7 +1659,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{24}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HealthRequest) GetWhich() *Which {
@@ -1473,7 +1678,7 @@ type HealthResponse struct {
 
 func (x *HealthResponse) Reset() {
 	*x = HealthResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1690,7 @@ func (x *HealthResponse) String() string {
 func (*HealthResponse) ProtoMessage() {}
 
 func (x *HealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[25]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1703,7 @@ func (x *HealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthResponse.ProtoReflect.Descriptor instead.
 func (*HealthResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{25}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *HealthResponse) GetDown() *Failure {
@@ -1518,7 +1723,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1530,7 +1735,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[26]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1543,7 +1748,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{26}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Target) GetKind() string {
@@ -1571,7 +1776,7 @@ type ObstaclesRequest struct {
 
 func (x *ObstaclesRequest) Reset() {
 	*x = ObstaclesRequest{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[27]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1583,7 +1788,7 @@ func (x *ObstaclesRequest) String() string {
 func (*ObstaclesRequest) ProtoMessage() {}
 
 func (x *ObstaclesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[27]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1596,7 +1801,7 @@ func (x *ObstaclesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObstaclesRequest.ProtoReflect.Descriptor instead.
 func (*ObstaclesRequest) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{27}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ObstaclesRequest) GetWhich() *Which {
@@ -1629,7 +1834,7 @@ type ObstaclesResponse struct {
 
 func (x *ObstaclesResponse) Reset() {
 	*x = ObstaclesResponse{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[28]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1846,7 @@ func (x *ObstaclesResponse) String() string {
 func (*ObstaclesResponse) ProtoMessage() {}
 
 func (x *ObstaclesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[28]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +1859,7 @@ func (x *ObstaclesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObstaclesResponse.ProtoReflect.Descriptor instead.
 func (*ObstaclesResponse) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{28}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ObstaclesResponse) GetObstacles() []*Obstacle {
@@ -1674,7 +1879,7 @@ type Obstacle struct {
 
 func (x *Obstacle) Reset() {
 	*x = Obstacle{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[29]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1686,7 +1891,7 @@ func (x *Obstacle) String() string {
 func (*Obstacle) ProtoMessage() {}
 
 func (x *Obstacle) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[29]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1699,7 +1904,7 @@ func (x *Obstacle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Obstacle.ProtoReflect.Descriptor instead.
 func (*Obstacle) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{29}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Obstacle) GetTarget() *Target {
@@ -1730,13 +1935,14 @@ type Failure struct {
 	Cause         Failure_Cause          `protobuf:"varint,8,opt,name=cause,proto3,enum=converge.providers.v1.Failure_Cause" json:"cause,omitempty"`
 	Outdated      *Outdated              `protobuf:"bytes,9,opt,name=outdated,proto3" json:"outdated,omitempty"` // absent: it is not because of the epoch
 	Over          bool                   `protobuf:"varint,10,opt,name=over,proto3" json:"over,omitempty"`       // with class unknown: nothing more will come of the call
+	Armed         bool                   `protobuf:"varint,11,opt,name=armed,proto3" json:"armed,omitempty"`     // as in CreateResponse
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[30]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +1954,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[30]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +1967,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{30}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Failure) GetOp() string {
@@ -1834,6 +2040,13 @@ func (x *Failure) GetOver() bool {
 	return false
 }
 
+func (x *Failure) GetArmed() bool {
+	if x != nil {
+		return x.Armed
+	}
+	return false
+}
+
 // Outdated says that the far side has obeyed a holder of the lock with a higher epoch.
 type Outdated struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1846,7 +2059,7 @@ type Outdated struct {
 
 func (x *Outdated) Reset() {
 	*x = Outdated{}
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[31]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +2071,7 @@ func (x *Outdated) String() string {
 func (*Outdated) ProtoMessage() {}
 
 func (x *Outdated) ProtoReflect() protoreflect.Message {
-	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[31]
+	mi := &file_providers_wire_wirepb_providers_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +2084,7 @@ func (x *Outdated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outdated.ProtoReflect.Descriptor instead.
 func (*Outdated) Descriptor() ([]byte, []int) {
-	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{31}
+	return file_providers_wire_wirepb_providers_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Outdated) GetOn() string {
@@ -1908,7 +2121,7 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\aMissing\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
-	"\x03why\x18\x03 \x01(\tR\x03why\"\x8a\x02\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"\xa2\x02\n" +
 	"\bProvider\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x14\n" +
@@ -1921,7 +2134,9 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\x06builds\x18\a \x01(\bR\x06builds\x12\x1d\n" +
 	"\n" +
 	"has_health\x18\b \x01(\bR\thasHealth\x12\x1a\n" +
-	"\bforesees\x18\t \x01(\bR\bforesees\"N\n" +
+	"\bforesees\x18\t \x01(\bR\bforesees\x12\x16\n" +
+	"\x06guards\x18\n" +
+	" \x01(\bR\x06guards\"N\n" +
 	"\x06Served\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06traits\x18\x02 \x01(\fR\x06traits\x12\x18\n" +
@@ -1958,7 +2173,7 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\bunfilled\x18\n" +
 	" \x03(\tR\bunfilled\x12\x18\n" +
 	"\apassing\x18\v \x01(\tR\apassing\x12\x10\n" +
-	"\x03uid\x18\f \x01(\tR\x03uid\"\xf0\x01\n" +
+	"\x03uid\x18\f \x01(\tR\x03uid\"\xa4\x02\n" +
 	"\vCallRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
@@ -1970,18 +2185,32 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\x03key\x18\b \x01(\tR\x03key\x12\x14\n" +
 	"\x05epoch\x18\t \x01(\x03R\x05epoch\x12\x10\n" +
 	"\x03uid\x18\n" +
-	" \x01(\tR\x03uid\"(\n" +
+	" \x01(\tR\x03uid\x122\n" +
+	"\x05guard\x18\v \x01(\v2\x1c.converge.providers.v1.GuardR\x05guard\"/\n" +
+	"\x05Guard\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06within\x18\x02 \x01(\x03R\x06within\">\n" +
 	"\x0eCreateResponse\x12\x16\n" +
-	"\x06chosen\x18\x01 \x01(\tR\x06chosen\"\x10\n" +
-	"\x0eUpdateResponse\"\x10\n" +
-	"\x0eDeleteResponse\"1\n" +
+	"\x06chosen\x18\x01 \x01(\tR\x06chosen\x12\x14\n" +
+	"\x05armed\x18\x02 \x01(\bR\x05armed\"&\n" +
+	"\x0eUpdateResponse\x12\x14\n" +
+	"\x05armed\x18\x01 \x01(\bR\x05armed\"&\n" +
+	"\x0eDeleteResponse\x12\x14\n" +
+	"\x05armed\x18\x01 \x01(\bR\x05armed\"1\n" +
 	"\x05Which\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"X\n" +
 	"\fFenceRequest\x122\n" +
 	"\x05which\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhichR\x05which\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x03R\x05epoch\"\x0f\n" +
-	"\rFenceResponse\"E\n" +
+	"\rFenceResponse\"}\n" +
+	"\rSettleRequest\x122\n" +
+	"\x05which\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhichR\x05which\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch\x12\x12\n" +
+	"\x04keep\x18\x04 \x01(\bR\x04keep\"$\n" +
+	"\x0eSettleResponse\x12\x12\n" +
+	"\x04kept\x18\x01 \x01(\bR\x04kept\"E\n" +
 	"\x0fIdentifyRequest\x122\n" +
 	"\x05which\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhichR\x05which\".\n" +
 	"\x10IdentifyResponse\x12\x1a\n" +
@@ -2005,7 +2234,7 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\tobstacles\x18\x01 \x03(\v2\x1f.converge.providers.v1.ObstacleR\tobstacles\"S\n" +
 	"\bObstacle\x125\n" +
 	"\x06target\x18\x01 \x01(\v2\x1d.converge.providers.v1.TargetR\x06target\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\"\xfa\x02\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"\x90\x03\n" +
 	"\aFailure\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x12\n" +
@@ -2017,7 +2246,8 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\x05cause\x18\b \x01(\x0e2$.converge.providers.v1.Failure.CauseR\x05cause\x12;\n" +
 	"\boutdated\x18\t \x01(\v2\x1f.converge.providers.v1.OutdatedR\boutdated\x12\x12\n" +
 	"\x04over\x18\n" +
-	" \x01(\bR\x04over\"P\n" +
+	" \x01(\bR\x04over\x12\x14\n" +
+	"\x05armed\x18\v \x01(\bR\x05armed\"P\n" +
 	"\x05Cause\x12\x15\n" +
 	"\x11CAUSE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fCAUSE_CANCELLED\x10\x01\x12\x1b\n" +
@@ -2025,7 +2255,7 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\bOutdated\x12\x0e\n" +
 	"\x02on\x18\x01 \x01(\tR\x02on\x12\x16\n" +
 	"\x06stored\x18\x02 \x01(\x03R\x06stored\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x03R\x05epoch2\x8b\b\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch2\xe2\b\n" +
 	"\tProviders\x12[\n" +
 	"\bDescribe\x12&.converge.providers.v1.DescribeRequest\x1a'.converge.providers.v1.DescribeResponse\x12K\n" +
 	"\x04List\x12\".converge.providers.v1.ListRequest\x1a\x1d.converge.providers.v1.Things0\x01\x12I\n" +
@@ -2034,7 +2264,8 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\x06Create\x12\".converge.providers.v1.CallRequest\x1a%.converge.providers.v1.CreateResponse\x12S\n" +
 	"\x06Update\x12\".converge.providers.v1.CallRequest\x1a%.converge.providers.v1.UpdateResponse\x12S\n" +
 	"\x06Delete\x12\".converge.providers.v1.CallRequest\x1a%.converge.providers.v1.DeleteResponse\x12R\n" +
-	"\x05Fence\x12#.converge.providers.v1.FenceRequest\x1a$.converge.providers.v1.FenceResponse\x12[\n" +
+	"\x05Fence\x12#.converge.providers.v1.FenceRequest\x1a$.converge.providers.v1.FenceResponse\x12U\n" +
+	"\x06Settle\x12$.converge.providers.v1.SettleRequest\x1a%.converge.providers.v1.SettleResponse\x12[\n" +
 	"\bIdentify\x12&.converge.providers.v1.IdentifyRequest\x1a'.converge.providers.v1.IdentifyResponse\x12R\n" +
 	"\x05Build\x12#.converge.providers.v1.BuildRequest\x1a$.converge.providers.v1.BuildResponse\x12U\n" +
 	"\x06Health\x12$.converge.providers.v1.HealthRequest\x1a%.converge.providers.v1.HealthResponse\x12^\n" +
@@ -2053,7 +2284,7 @@ func file_providers_wire_wirepb_providers_proto_rawDescGZIP() []byte {
 }
 
 var file_providers_wire_wirepb_providers_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_providers_wire_wirepb_providers_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_providers_wire_wirepb_providers_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_providers_wire_wirepb_providers_proto_goTypes = []any{
 	(Failure_Cause)(0),        // 0: converge.providers.v1.Failure.Cause
 	(*DescribeRequest)(nil),   // 1: converge.providers.v1.DescribeRequest
@@ -2070,24 +2301,27 @@ var file_providers_wire_wirepb_providers_proto_goTypes = []any{
 	(*Mark)(nil),              // 12: converge.providers.v1.Mark
 	(*Thing)(nil),             // 13: converge.providers.v1.Thing
 	(*CallRequest)(nil),       // 14: converge.providers.v1.CallRequest
-	(*CreateResponse)(nil),    // 15: converge.providers.v1.CreateResponse
-	(*UpdateResponse)(nil),    // 16: converge.providers.v1.UpdateResponse
-	(*DeleteResponse)(nil),    // 17: converge.providers.v1.DeleteResponse
-	(*Which)(nil),             // 18: converge.providers.v1.Which
-	(*FenceRequest)(nil),      // 19: converge.providers.v1.FenceRequest
-	(*FenceResponse)(nil),     // 20: converge.providers.v1.FenceResponse
-	(*IdentifyRequest)(nil),   // 21: converge.providers.v1.IdentifyRequest
-	(*IdentifyResponse)(nil),  // 22: converge.providers.v1.IdentifyResponse
-	(*BuildRequest)(nil),      // 23: converge.providers.v1.BuildRequest
-	(*BuildResponse)(nil),     // 24: converge.providers.v1.BuildResponse
-	(*HealthRequest)(nil),     // 25: converge.providers.v1.HealthRequest
-	(*HealthResponse)(nil),    // 26: converge.providers.v1.HealthResponse
-	(*Target)(nil),            // 27: converge.providers.v1.Target
-	(*ObstaclesRequest)(nil),  // 28: converge.providers.v1.ObstaclesRequest
-	(*ObstaclesResponse)(nil), // 29: converge.providers.v1.ObstaclesResponse
-	(*Obstacle)(nil),          // 30: converge.providers.v1.Obstacle
-	(*Failure)(nil),           // 31: converge.providers.v1.Failure
-	(*Outdated)(nil),          // 32: converge.providers.v1.Outdated
+	(*Guard)(nil),             // 15: converge.providers.v1.Guard
+	(*CreateResponse)(nil),    // 16: converge.providers.v1.CreateResponse
+	(*UpdateResponse)(nil),    // 17: converge.providers.v1.UpdateResponse
+	(*DeleteResponse)(nil),    // 18: converge.providers.v1.DeleteResponse
+	(*Which)(nil),             // 19: converge.providers.v1.Which
+	(*FenceRequest)(nil),      // 20: converge.providers.v1.FenceRequest
+	(*FenceResponse)(nil),     // 21: converge.providers.v1.FenceResponse
+	(*SettleRequest)(nil),     // 22: converge.providers.v1.SettleRequest
+	(*SettleResponse)(nil),    // 23: converge.providers.v1.SettleResponse
+	(*IdentifyRequest)(nil),   // 24: converge.providers.v1.IdentifyRequest
+	(*IdentifyResponse)(nil),  // 25: converge.providers.v1.IdentifyResponse
+	(*BuildRequest)(nil),      // 26: converge.providers.v1.BuildRequest
+	(*BuildResponse)(nil),     // 27: converge.providers.v1.BuildResponse
+	(*HealthRequest)(nil),     // 28: converge.providers.v1.HealthRequest
+	(*HealthResponse)(nil),    // 29: converge.providers.v1.HealthResponse
+	(*Target)(nil),            // 30: converge.providers.v1.Target
+	(*ObstaclesRequest)(nil),  // 31: converge.providers.v1.ObstaclesRequest
+	(*ObstaclesResponse)(nil), // 32: converge.providers.v1.ObstaclesResponse
+	(*Obstacle)(nil),          // 33: converge.providers.v1.Obstacle
+	(*Failure)(nil),           // 34: converge.providers.v1.Failure
+	(*Outdated)(nil),          // 35: converge.providers.v1.Outdated
 }
 var file_providers_wire_wirepb_providers_proto_depIdxs = []int32{
 	4,  // 0: converge.providers.v1.DescribeResponse.providers:type_name -> converge.providers.v1.Provider
@@ -2099,47 +2333,51 @@ var file_providers_wire_wirepb_providers_proto_depIdxs = []int32{
 	6,  // 6: converge.providers.v1.WatchRequest.where:type_name -> converge.providers.v1.Where
 	12, // 7: converge.providers.v1.Thing.mark:type_name -> converge.providers.v1.Mark
 	12, // 8: converge.providers.v1.CallRequest.mark:type_name -> converge.providers.v1.Mark
-	18, // 9: converge.providers.v1.FenceRequest.which:type_name -> converge.providers.v1.Which
-	18, // 10: converge.providers.v1.IdentifyRequest.which:type_name -> converge.providers.v1.Which
-	18, // 11: converge.providers.v1.BuildRequest.which:type_name -> converge.providers.v1.Which
-	18, // 12: converge.providers.v1.HealthRequest.which:type_name -> converge.providers.v1.Which
-	31, // 13: converge.providers.v1.HealthResponse.down:type_name -> converge.providers.v1.Failure
-	18, // 14: converge.providers.v1.ObstaclesRequest.which:type_name -> converge.providers.v1.Which
-	27, // 15: converge.providers.v1.ObstaclesRequest.deletes:type_name -> converge.providers.v1.Target
-	27, // 16: converge.providers.v1.ObstaclesRequest.changes:type_name -> converge.providers.v1.Target
-	30, // 17: converge.providers.v1.ObstaclesResponse.obstacles:type_name -> converge.providers.v1.Obstacle
-	27, // 18: converge.providers.v1.Obstacle.target:type_name -> converge.providers.v1.Target
-	0,  // 19: converge.providers.v1.Failure.cause:type_name -> converge.providers.v1.Failure.Cause
-	32, // 20: converge.providers.v1.Failure.outdated:type_name -> converge.providers.v1.Outdated
-	1,  // 21: converge.providers.v1.Providers.Describe:input_type -> converge.providers.v1.DescribeRequest
-	7,  // 22: converge.providers.v1.Providers.List:input_type -> converge.providers.v1.ListRequest
-	8,  // 23: converge.providers.v1.Providers.Get:input_type -> converge.providers.v1.GetRequest
-	10, // 24: converge.providers.v1.Providers.Watch:input_type -> converge.providers.v1.WatchRequest
-	14, // 25: converge.providers.v1.Providers.Create:input_type -> converge.providers.v1.CallRequest
-	14, // 26: converge.providers.v1.Providers.Update:input_type -> converge.providers.v1.CallRequest
-	14, // 27: converge.providers.v1.Providers.Delete:input_type -> converge.providers.v1.CallRequest
-	19, // 28: converge.providers.v1.Providers.Fence:input_type -> converge.providers.v1.FenceRequest
-	21, // 29: converge.providers.v1.Providers.Identify:input_type -> converge.providers.v1.IdentifyRequest
-	23, // 30: converge.providers.v1.Providers.Build:input_type -> converge.providers.v1.BuildRequest
-	25, // 31: converge.providers.v1.Providers.Health:input_type -> converge.providers.v1.HealthRequest
-	28, // 32: converge.providers.v1.Providers.Obstacles:input_type -> converge.providers.v1.ObstaclesRequest
-	2,  // 33: converge.providers.v1.Providers.Describe:output_type -> converge.providers.v1.DescribeResponse
-	9,  // 34: converge.providers.v1.Providers.List:output_type -> converge.providers.v1.Things
-	9,  // 35: converge.providers.v1.Providers.Get:output_type -> converge.providers.v1.Things
-	11, // 36: converge.providers.v1.Providers.Watch:output_type -> converge.providers.v1.Changes
-	15, // 37: converge.providers.v1.Providers.Create:output_type -> converge.providers.v1.CreateResponse
-	16, // 38: converge.providers.v1.Providers.Update:output_type -> converge.providers.v1.UpdateResponse
-	17, // 39: converge.providers.v1.Providers.Delete:output_type -> converge.providers.v1.DeleteResponse
-	20, // 40: converge.providers.v1.Providers.Fence:output_type -> converge.providers.v1.FenceResponse
-	22, // 41: converge.providers.v1.Providers.Identify:output_type -> converge.providers.v1.IdentifyResponse
-	24, // 42: converge.providers.v1.Providers.Build:output_type -> converge.providers.v1.BuildResponse
-	26, // 43: converge.providers.v1.Providers.Health:output_type -> converge.providers.v1.HealthResponse
-	29, // 44: converge.providers.v1.Providers.Obstacles:output_type -> converge.providers.v1.ObstaclesResponse
-	33, // [33:45] is the sub-list for method output_type
-	21, // [21:33] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	15, // 9: converge.providers.v1.CallRequest.guard:type_name -> converge.providers.v1.Guard
+	19, // 10: converge.providers.v1.FenceRequest.which:type_name -> converge.providers.v1.Which
+	19, // 11: converge.providers.v1.SettleRequest.which:type_name -> converge.providers.v1.Which
+	19, // 12: converge.providers.v1.IdentifyRequest.which:type_name -> converge.providers.v1.Which
+	19, // 13: converge.providers.v1.BuildRequest.which:type_name -> converge.providers.v1.Which
+	19, // 14: converge.providers.v1.HealthRequest.which:type_name -> converge.providers.v1.Which
+	34, // 15: converge.providers.v1.HealthResponse.down:type_name -> converge.providers.v1.Failure
+	19, // 16: converge.providers.v1.ObstaclesRequest.which:type_name -> converge.providers.v1.Which
+	30, // 17: converge.providers.v1.ObstaclesRequest.deletes:type_name -> converge.providers.v1.Target
+	30, // 18: converge.providers.v1.ObstaclesRequest.changes:type_name -> converge.providers.v1.Target
+	33, // 19: converge.providers.v1.ObstaclesResponse.obstacles:type_name -> converge.providers.v1.Obstacle
+	30, // 20: converge.providers.v1.Obstacle.target:type_name -> converge.providers.v1.Target
+	0,  // 21: converge.providers.v1.Failure.cause:type_name -> converge.providers.v1.Failure.Cause
+	35, // 22: converge.providers.v1.Failure.outdated:type_name -> converge.providers.v1.Outdated
+	1,  // 23: converge.providers.v1.Providers.Describe:input_type -> converge.providers.v1.DescribeRequest
+	7,  // 24: converge.providers.v1.Providers.List:input_type -> converge.providers.v1.ListRequest
+	8,  // 25: converge.providers.v1.Providers.Get:input_type -> converge.providers.v1.GetRequest
+	10, // 26: converge.providers.v1.Providers.Watch:input_type -> converge.providers.v1.WatchRequest
+	14, // 27: converge.providers.v1.Providers.Create:input_type -> converge.providers.v1.CallRequest
+	14, // 28: converge.providers.v1.Providers.Update:input_type -> converge.providers.v1.CallRequest
+	14, // 29: converge.providers.v1.Providers.Delete:input_type -> converge.providers.v1.CallRequest
+	20, // 30: converge.providers.v1.Providers.Fence:input_type -> converge.providers.v1.FenceRequest
+	22, // 31: converge.providers.v1.Providers.Settle:input_type -> converge.providers.v1.SettleRequest
+	24, // 32: converge.providers.v1.Providers.Identify:input_type -> converge.providers.v1.IdentifyRequest
+	26, // 33: converge.providers.v1.Providers.Build:input_type -> converge.providers.v1.BuildRequest
+	28, // 34: converge.providers.v1.Providers.Health:input_type -> converge.providers.v1.HealthRequest
+	31, // 35: converge.providers.v1.Providers.Obstacles:input_type -> converge.providers.v1.ObstaclesRequest
+	2,  // 36: converge.providers.v1.Providers.Describe:output_type -> converge.providers.v1.DescribeResponse
+	9,  // 37: converge.providers.v1.Providers.List:output_type -> converge.providers.v1.Things
+	9,  // 38: converge.providers.v1.Providers.Get:output_type -> converge.providers.v1.Things
+	11, // 39: converge.providers.v1.Providers.Watch:output_type -> converge.providers.v1.Changes
+	16, // 40: converge.providers.v1.Providers.Create:output_type -> converge.providers.v1.CreateResponse
+	17, // 41: converge.providers.v1.Providers.Update:output_type -> converge.providers.v1.UpdateResponse
+	18, // 42: converge.providers.v1.Providers.Delete:output_type -> converge.providers.v1.DeleteResponse
+	21, // 43: converge.providers.v1.Providers.Fence:output_type -> converge.providers.v1.FenceResponse
+	23, // 44: converge.providers.v1.Providers.Settle:output_type -> converge.providers.v1.SettleResponse
+	25, // 45: converge.providers.v1.Providers.Identify:output_type -> converge.providers.v1.IdentifyResponse
+	27, // 46: converge.providers.v1.Providers.Build:output_type -> converge.providers.v1.BuildResponse
+	29, // 47: converge.providers.v1.Providers.Health:output_type -> converge.providers.v1.HealthResponse
+	32, // 48: converge.providers.v1.Providers.Obstacles:output_type -> converge.providers.v1.ObstaclesResponse
+	36, // [36:49] is the sub-list for method output_type
+	23, // [23:36] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_providers_wire_wirepb_providers_proto_init() }
@@ -2153,7 +2391,7 @@ func file_providers_wire_wirepb_providers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_providers_wire_wirepb_providers_proto_rawDesc), len(file_providers_wire_wirepb_providers_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   32,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	Providers_Update_FullMethodName    = "/converge.providers.v1.Providers/Update"
 	Providers_Delete_FullMethodName    = "/converge.providers.v1.Providers/Delete"
 	Providers_Fence_FullMethodName     = "/converge.providers.v1.Providers/Fence"
+	Providers_Settle_FullMethodName    = "/converge.providers.v1.Providers/Settle"
 	Providers_Identify_FullMethodName  = "/converge.providers.v1.Providers/Identify"
 	Providers_Build_FullMethodName     = "/converge.providers.v1.Providers/Build"
 	Providers_Health_FullMethodName    = "/converge.providers.v1.Providers/Health"
@@ -55,6 +56,8 @@ type ProvidersClient interface {
 	Update(ctx context.Context, in *CallRequest, opts ...grpc.CallOption) (*UpdateResponse, error)
 	Delete(ctx context.Context, in *CallRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
 	Fence(ctx context.Context, in *FenceRequest, opts ...grpc.CallOption) (*FenceResponse, error)
+	// Settle ends a guard.
+	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error)
 	Identify(ctx context.Context, in *IdentifyRequest, opts ...grpc.CallOption) (*IdentifyResponse, error)
 	Build(ctx context.Context, in *BuildRequest, opts ...grpc.CallOption) (*BuildResponse, error)
 	Health(ctx context.Context, in *HealthRequest, opts ...grpc.CallOption) (*HealthResponse, error)
@@ -176,6 +179,16 @@ func (c *providersClient) Fence(ctx context.Context, in *FenceRequest, opts ...g
 	return out, nil
 }
 
+func (c *providersClient) Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SettleResponse)
+	err := c.cc.Invoke(ctx, Providers_Settle_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *providersClient) Identify(ctx context.Context, in *IdentifyRequest, opts ...grpc.CallOption) (*IdentifyResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(IdentifyResponse)
@@ -236,6 +249,8 @@ type ProvidersServer interface {
 	Update(context.Context, *CallRequest) (*UpdateResponse, error)
 	Delete(context.Context, *CallRequest) (*DeleteResponse, error)
 	Fence(context.Context, *FenceRequest) (*FenceResponse, error)
+	// Settle ends a guard.
+	Settle(context.Context, *SettleRequest) (*SettleResponse, error)
 	Identify(context.Context, *IdentifyRequest) (*IdentifyResponse, error)
 	Build(context.Context, *BuildRequest) (*BuildResponse, error)
 	Health(context.Context, *HealthRequest) (*HealthResponse, error)
@@ -273,6 +288,9 @@ func (UnimplementedProvidersServer) Delete(context.Context, *CallRequest) (*Dele
 }
 func (UnimplementedProvidersServer) Fence(context.Context, *FenceRequest) (*FenceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Fence not implemented")
+}
+func (UnimplementedProvidersServer) Settle(context.Context, *SettleRequest) (*SettleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Settle not implemented")
 }
 func (UnimplementedProvidersServer) Identify(context.Context, *IdentifyRequest) (*IdentifyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Identify not implemented")
@@ -430,6 +448,24 @@ func _Providers_Fence_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Providers_Settle_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SettleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ProvidersServer).Settle(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Providers_Settle_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ProvidersServer).Settle(ctx, req.(*SettleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Providers_Identify_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(IdentifyRequest)
 	if err := dec(in); err != nil {
@@ -528,6 +564,10 @@ var Providers_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Fence",
 			Handler:    _Providers_Fence_Handler,
+		},
+		{
+			MethodName: "Settle",
+			Handler:    _Providers_Settle_Handler,
 		},
 		{
 			MethodName: "Identify",

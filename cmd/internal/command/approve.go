@@ -1,0 +1,226 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
+)
+
+// approveOtherwise says what to do where nobody can be asked.
+const approveOtherwise = "Look at the plan with converge approve, then use -auto-approve with its digest."
+
+func (a *app) approveCommand() *cobra.Command {
+	var unasked, revoke bool
+	c := &cobra.Command{
+		Use:   "approve [DIGEST]",
+		Short: "Approve the plan that the site agent waits with",
+		Long: `Show the plan that waits for approval, ask, and approve it: the site agent (converge
+serve) then applies exactly this plan, once. Without a DIGEST, list what waits, since
+when, and who has approved it. The first 16 digits of the digest are enough.
+
+An approval is for one plan. It is valid for 24 hours; if the document or the site
+changes so that the plan becomes another one, that one needs approvals of its own. Where
+the document's policy.approvals wants several people, the plan is applied once that
+many have approved it; one person at two machines is one. Approvals are entered in the
+audit log (converge audit).
+
+Who approves is USER@HOST of this process. The store cannot verify that: whoever can
+write to the store can write any name. Restrict who can.
+
+With -json, print one object: waiting, a list; or approved, by, approvals and needs.`,
+		Example: `  converge approve
+  converge approve 9b1f27c04de81a35
+  converge approve -auto-approve -json 9b1f27c04de81a35
+  converge approve -revoke 9b1f27c04de81a35`,
+		Args:              between(0, 1),
+		ValidArgsFunction: a.completeWaiting,
+	}
+	c.Flags().BoolVar(&unasked, "auto-approve", false, "do not show the plan or ask: the digest says which plan is meant")
+	c.Flags().BoolVar(&revoke, "revoke", false, "take back your own approval, if the plan has not been applied yet")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx := c.Context()
+		s, err := a.open(ctx, nil, nil)
+		if err != nil {
+			return err
+		}
+		w, approvals, err := s.waiting(ctx)
+		if err != nil {
+			return err
+		}
+		if len(args) == 0 {
+			if revoke || unasked {
+				return &view.Problem{What: "a digest is required", Fix: "converge approve lists what waits."}
+			}
+			return s.listWaiting(w, approvals)
+		}
+		if w == nil || !plan.Approves(args[0], w.Approval) {
+			return notWaiting(args[0], w)
+		}
+		if revoke {
+			return s.unapprove(ctx, w, approvals)
+		}
+		return s.approve(ctx, w, unasked)
+	}
+	return c
+}
+
+// waiting returns the plan that waits, nil when there is none, and the valid approvals of it.
+func (s *session) waiting(ctx context.Context) (*state.Waiting, []state.Approval, error) {
+	w, err := s.store.Waiting(ctx)
+	if errors.Is(err, state.ErrNotFound) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, spent, err := s.store.Spent(ctx, w.Plan); err != nil || spent { // the site agent has not come to remove it
+		return nil, nil, err
+	}
+	all, err := s.store.Approvals(ctx)
+	var valid []state.Approval
+	policy := schema.Approvals{By: w.By}
+	for _, v := range all {
+		if v.Plan == w.Approval && v.Valid(time.Now()) && policy.May(v.By) {
+			valid = append(valid, v)
+		}
+	}
+	return &w, valid, err
+}
+
+// notWaiting says that no plan with that digest waits.
+func notWaiting(digest string, w *state.Waiting) error {
+	p := &view.Problem{What: "no plan with the digest " + digest + " waits for approval", Fix: "Nothing does. The plan may have been applied, or the site may have changed."}
+	switch {
+	case len(digest) < plan.ShortApproval:
+		p.Fix = fmt.Sprintf("Give at least the first %d digits; converge approve lists what waits.", plan.ShortApproval)
+	case w != nil:
+		p.Fix = fmt.Sprintf("Another plan waits, %s: the document or the site has changed. Look at it with: converge approve", w.Approval[:plan.ShortApproval])
+	}
+	return refusal{p}
+}
+
+func (s *session) approve(ctx context.Context, w *state.Waiting, unasked bool) error {
+	if policy := (schema.Approvals{By: w.By}); !policy.May(who()) {
+		return refusal{&view.Problem{What: "your approval would not count", Where: "you are " + who() + "; the document's policy.approvals names " + strings.Join(w.By, ", "), Fix: "Have one of them approve it."}}
+	}
+	if err := s.mayAsk(unasked, approveOtherwise); err != nil {
+		return err
+	}
+	if !unasked {
+		if err := s.showWaiting(ctx, w); err != nil {
+			return err
+		}
+		question := "Do you approve this plan?\n  The site agent performs the actions shown above"
+		if w.Needs > 1 {
+			question += fmt.Sprintf(" once %d people have approved them", w.Needs)
+		}
+		if err := s.ask(ctx, question+".", "Not approved."); err != nil {
+			return err
+		}
+	}
+	by := who()
+	if err := s.store.Approve(ctx, *w, by, time.Now()); errors.Is(err, state.ErrGuard) {
+		return refusal{&view.Problem{What: "the plan has changed meanwhile", Fix: "Nothing was approved. Look at the new one with: converge approve", Err: err}}
+	} else if err != nil {
+		return err
+	}
+	_, approvals, err := s.waiting(ctx)
+	if err != nil {
+		return err
+	}
+	if len(approvals) == 0 { // it is applied already
+		approvals = []state.Approval{{Plan: w.Approval, By: by, At: time.Now().UTC()}}
+	}
+	text := "Approved."
+	switch keeper, err := s.store.Kept(ctx); {
+	case len(approvals) < w.Needs:
+		text += fmt.Sprintf(" %d of %d people have approved the plan.", len(approvals), w.Needs)
+	case err == nil && keeper == nil:
+		text += " No site agent is running: the next one applies the plan."
+	default:
+		text += " The site agent applies the plan; see: converge runs"
+	}
+	return s.did(false, map[string]any{"approved": w.Approval, "by": by, "approvals": approvals, "needs": w.Needs}, text+"\n")
+}
+
+func (s *session) unapprove(ctx context.Context, w *state.Waiting, approvals []state.Approval) error {
+	had := false
+	for _, v := range approvals {
+		had = had || schema.Person(v.By) == schema.Person(who())
+	}
+	text := "You had not approved it.\n"
+	if had {
+		if err := s.store.Unapprove(ctx, *w, who(), time.Now()); errors.Is(err, state.ErrGuard) {
+			return refusal{&view.Problem{What: "the plan no longer waits", Fix: "See: converge runs", Err: err}}
+		} else if err != nil {
+			return err
+		}
+		text = "Your approval is taken back.\n"
+	}
+	return s.did(!had, map[string]any{"revoked": had, "approval": w.Approval}, text)
+}
+
+// showWaiting shows the plan that waits.
+func (s *session) showWaiting(ctx context.Context, w *state.Waiting) error {
+	if _, err := s.schema(); err != nil { // the view needs to know which fields are secret
+		return err
+	}
+	var p *plan.Plan
+	body, err := s.store.WaitingPlan(ctx, *w)
+	if err == nil {
+		p, err = plan.Decode(body)
+	}
+	if err == nil && p.Approval() != w.Approval {
+		err = errors.New("it is not the plan with this digest")
+	}
+	if err != nil {
+		return &view.Problem{What: "the plan that waits cannot be read", Where: err.Error(), Fix: "Try again: the site agent may have replaced it.", Err: err}
+	}
+	s.view.Plan(p)
+	return nil
+}
+
+func (s *session) listWaiting(w *state.Waiting, approvals []state.Approval) error {
+	if s.flags.json {
+		type waiting struct {
+			Approval  string           `json:"approval"`
+			Serial    int64            `json:"serial"`
+			Steps     int              `json:"steps"`
+			Why       string           `json:"why"`
+			Since     time.Time        `json:"since"`
+			Needs     int              `json:"needs"`
+			By        []string         `json:"by,omitempty"`
+			Approvals []state.Approval `json:"approvals"`
+		}
+		list := []waiting{}
+		if w != nil {
+			list = append(list, waiting{w.Approval, w.Site.Serial, w.Steps, w.Why, w.Since, w.Needs, w.By, nonNil(approvals)})
+		}
+		return s.printJSON(map[string]any{"waiting": list})
+	}
+	s.print(view.WaitingText(w, approvals, s.style(s.sys.Stdout)))
+	return nil
+}
+
+// completeWaiting completes the digest of what waits.
+func (a *app) completeWaiting(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return a.complete(c, func(ctx context.Context, s *session) (words []string, err error) {
+		w, _, err := s.waiting(ctx)
+		if w != nil {
+			words = append(words, w.Approval[:plan.ShortApproval]+"\t"+view.Count(w.Steps, "step")+": "+w.Why)
+		}
+		return words, err
+	})
+}

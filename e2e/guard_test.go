@@ -1,0 +1,181 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"converge.dev/converge/internal/ovstest"
+)
+
+// A hosts is a network of machines, each a network namespace, with a bridge that they are all connected to.
+type hosts struct {
+	s      *site
+	prefix string
+	n      int
+}
+
+// The machine of the site agent, and its address.
+const (
+	siteHost    = "site"
+	siteAddress = "198.18.0.1"
+)
+
+// networks counts those that were made, for their names.
+var networks atomic.Int32
+
+// newHosts returns a network with nothing but the machine of the site agent. Without root it skips the test, or fails it when the
+// environment sets ovstest.Required.
+func newHosts(s *site) *hosts {
+	s.Helper()
+	h := &hosts{s: s, prefix: fmt.Sprintf("cv%d-%d-", os.Getpid(), networks.Add(1))}
+	if os.Geteuid() != 0 || exec.Command("ip", "netns", "add", h.name(siteHost)).Run() != nil {
+		if os.Getenv(ovstest.Required) != "" {
+			s.Fatalf("%s is set, but network namespaces cannot be made", ovstest.Required)
+		}
+		s.Skip("it needs root and network namespaces")
+	}
+	s.Cleanup(func() { _ = exec.Command("ip", "netns", "del", h.name(siteHost)).Run() })
+	h.ip(siteHost, "link set lo up", "link add fabric type bridge", "link set fabric up", "addr add "+siteAddress+"/24 dev fabric")
+	return h
+}
+
+func (h *hosts) name(host string) string { return h.prefix + host }
+
+// ip runs commands of ip in a machine.
+func (h *hosts) ip(host string, commands ...string) {
+	h.s.Helper()
+	for _, c := range commands {
+		if out, err := exec.Command("ip", append([]string{"-n", h.name(host)}, strings.Fields(c)...)...).CombinedOutput(); err != nil {
+			h.s.Fatalf("ip %s in %s: %v: %s", c, host, err, out)
+		}
+	}
+}
+
+// says returns what a command says in a machine.
+func (h *hosts) says(host string, command ...string) string {
+	h.s.Helper()
+	out, err := exec.Command("ip", append([]string{"netns", "exec", h.name(host)}, command...)...).CombinedOutput()
+	if err != nil {
+		h.s.Fatalf("%s in %s: %v: %s", command, host, err, out)
+	}
+	return string(out)
+}
+
+// add connects a machine to the network, by a bridge with its address.
+func (h *hosts) add(host string) {
+	h.s.Helper()
+	h.n++
+	h.s.must(exec.Command("ip", "netns", "add", h.name(host)).Run())
+	h.s.Cleanup(func() { _ = exec.Command("ip", "netns", "del", h.name(host)).Run() })
+	port := fmt.Sprintf("p%d", h.n)
+	h.ip(siteHost, "link add "+port+" type veth peer name eth0 netns "+h.name(host), "link set "+port+" master fabric up")
+	h.ip(host, "link set lo up", "link add br0 type bridge", "link set eth0 master br0 up", "link set br0 up", "addr add "+h.address(h.n)+" dev br0")
+}
+
+// address is that of the nth machine.
+func (h *hosts) address(n int) string { return fmt.Sprintf("198.18.0.%d/24", 10+n) }
+
+// start starts converge in a machine.
+func (h *hosts) start(host string, args ...string) *process {
+	h.s.Helper()
+	p := h.s.prepare(args...)
+	ip, err := exec.LookPath("ip")
+	h.s.must(err)
+	p.cmd.Path, p.cmd.Args = ip, append([]string{"ip", "netns", "exec", h.name(host), p.cmd.Path}, p.cmd.Args[1:]...)
+	p.start()
+	return p
+}
+
+// guardedSite starts a site agent, and on each of some machines an agent with a guard.
+func guardedSite(t *testing.T, nodes ...string) (*site, *hosts) {
+	s := newSite(t)
+	h := newHosts(s)
+	s.write("converge.yaml", "site: fra1\nserver: unix:.converge/serve.sock\npolicy: {guard: 30s}\n")
+	s.write("site.cue", linked(nodes, nil))
+	s.run(0, "trust", "init", "-dev", "site.cue")
+	serve := h.start(siteHost, "serve", "-mode=observe", "-listen="+siteAddress+":7443")
+	serve.await(&serve.stderr, "this site agent keeps the site", 1)
+	for _, node := range nodes {
+		h.add(node)
+		s.must(os.MkdirAll(filepath.Join(s.dir, node), 0o700))
+		s.run(0, "agent", "token", "create", "-out="+filepath.Join(node, "token"), node)
+		h.start(node, "agent", "bootstrap", "-server="+siteAddress+":7443", "-token-file="+filepath.Join(node, "token"), "-dir="+filepath.Join(node, "identity")).ended(0)
+		s.write(filepath.Join(node, "agent.yaml"), "servers: [\""+siteAddress+":7443\"]\nsysfs: /sys\nguard: guard\n")
+		guard := h.start(node, "agent", "guard", "-config="+filepath.Join(node, "agent.yaml"))
+		s.until("the guard of "+node+" is there", func() bool {
+			_, err := os.Stat(filepath.Join(s.dir, node, "guard", "guard.sock"))
+			return err == nil || guard.gone()
+		})
+		h.start(node, "agent", "run", "-config="+filepath.Join(node, "agent.yaml"))
+	}
+	serve.await(&serve.stderr, "node connected", len(nodes))
+	return s, h
+}
+
+// gone reports whether a process has ended.
+func (p *process) gone() bool {
+	select {
+	case <-p.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// linked is a site whose nodes have a bridge with their address, except where it is said how they have it.
+func linked(nodes []string, otherwise map[string]string) string {
+	doc := "package site\n\napiVersion: \"converge.dev/v1\"\nsite: {name: \"fra1\", id: \"6f1c2a70-3f0e-4c53-9d55-6a0a4d7f2b11\"}\npolicy: max_destroy: \"100%\"\nnodes: {\n"
+	for n, node := range nodes {
+		how, ok := otherwise[node]
+		if !ok {
+			how = fmt.Sprintf(`br0: {type: "bridge", addresses: ["%s"]}`, (&hosts{}).address(n+1))
+		}
+		if how != "" {
+			how = strings.Replace(how, `type: "bridge"`, `type: "bridge", lifecycle: adopt: "match"`, 1)
+		}
+		doc += fmt.Sprintf("\t%q: host: link: {%s}\n", node, how)
+	}
+	return doc + "}\n"
+}
+
+// ways are ways to cut a node off from its site. %s is its address.
+var ways = []struct{ node, how string }{
+	{"another-address", `br0: {type: "bridge", addresses: ["198.18.9.9/24"]}`},
+	{"no-address", `br0: {type: "bridge"}`},
+	{"prefix", `br0: {type: "bridge", addresses: ["198.18.0.200/32"]}`},
+	{"route", `br0: {type: "bridge", addresses: ["%s"], routes: [{to: "198.18.0.1/32", via: "198.18.0.250"}]}`},
+	{"detour", `br0: {type: "bridge", addresses: ["%s"]}, nowhere: {type: "bridge", addresses: ["198.18.7.1/24"], routes: [{to: "198.18.0.1/32", via: "198.18.7.2"}]}`},
+}
+
+// Whatever way a change cuts a node off, the node undoes it by itself, and can be reached again within the time of its guard and 15 s.
+func TestGuardOfNode(t *testing.T) {
+	t.Parallel()
+	for _, w := range ways {
+		t.Run(w.node, func(t *testing.T) {
+			t.Parallel()
+			s, h := guardedSite(t, w.node)
+			s.run(0, "apply", "-auto-approve", "site.cue")
+			state := func() string {
+				return h.says(w.node, "ip", "-br", "-4", "addr") + h.says(w.node, "ip", "route")
+			}
+			was := state()
+			s.write("cut.cue", linked([]string{w.node}, map[string]string{w.node: strings.ReplaceAll(w.how, "%s", h.address(1))}))
+			begun := time.Now()
+			run := s.run(9, "apply", "-auto-approve", "cut.cue")
+			run.says("was not reached anew after the change, and has undone it by itself", "was not confirmed and was reverted")
+			if took := time.Since(begun); took < 30*time.Second {
+				t.Errorf("it took %v:\n%s", took, run.report())
+			}
+			if now := state(); now != was {
+				t.Errorf("it was\n%s\nand is\n%s", was, now)
+			}
+			s.run(0, "plan", "-detailed-exitcode", "site.cue").says("No changes")
+		})
+	}
+}

@@ -1,0 +1,220 @@
+package api_test
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/drift"
+	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/enginetest"
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/site"
+	"converge.dev/converge/site/api"
+	"converge.dev/converge/state"
+	"converge.dev/converge/state/mem"
+	"converge.dev/converge/trust"
+)
+
+// secrets are in places where only masking keeps them back, or only the scrubber.
+const (
+	canary  = "canary-of-a-spec"
+	scrubed = "canary-of-an-error"
+)
+
+// A bed is a site and the API of one replica. Its clock stands still unless a test moves it.
+type bed struct {
+	*enginetest.Site
+	*api.API
+	t     *testing.T
+	down  atomic.Bool   // the store does not answer
+	block chan struct{} // when set, the store answers once it is closed
+	nodes []site.NodeStatus
+	trust *trust.Document
+
+	mu  sync.Mutex
+	now time.Time
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	b := &bed{Site: enginetest.New(), t: t, now: time.Now()}
+	kv := b.KV.Connect(mem.Options{Fault: func(c mem.Call) error {
+		if b.block != nil {
+			<-b.block
+		}
+		if b.down.Load() {
+			return errors.New("no quorum: " + scrubed)
+		}
+		return nil
+	}})
+	keys, err := trust.Init(filepath.Join(t.TempDir(), "trust"), schema.Site{Name: "test", ID: enginetest.SiteID}, 1, trust.NewRoots(1), trust.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.trust = keys.Document()
+	b.API = api.New(api.Options{
+		Site: schema.Site{Name: "test", ID: enginetest.SiteID}, Mode: "observe", Version: "1.2.3", Store: state.New(kv, "test"), Sweep: 10 * time.Minute,
+		Needs: func() []providers.Need {
+			return []providers.Need{{Scope: "n1", Provider: "near"}, {Scope: schema.ScopeSite, Provider: "far"}}
+		},
+		Nodes: func() []site.NodeStatus { return b.nodes },
+		Trust: func() *trust.Document { return b.trust },
+		MaskRecord: func(r state.Record) state.Record {
+			r.Spec = masked(r.Spec)
+			return r
+		},
+		MaskDrift: func(r *drift.Report) *drift.Report {
+			out := *r
+			out.Drifted = nil
+			for _, i := range r.Drifted {
+				i.Changes = nil
+				out.Drifted = append(out.Drifted, i)
+			}
+			return &out
+		},
+		Scrub: func(s string) string { return strings.ReplaceAll(s, scrubed, "***") },
+		Now:   b.time,
+	})
+	return b
+}
+
+func masked(o schema.Object) schema.Object {
+	o = o.Clone()
+	if o["password"] != nil {
+		o["password"] = "(sensitive)"
+	}
+	return o
+}
+
+func (b *bed) time() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.now
+}
+
+// pass lets time pass, so that the store is read again.
+func (b *bed) pass(d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.now = b.now.Add(d)
+}
+
+// get asks for a path, and returns the response and its body.
+func (b *bed) get(path string, header ...string) (*http.Response, string) {
+	b.t.Helper()
+	return ask(b.Handler(), http.MethodGet, path, header...)
+}
+
+func ask(h http.Handler, method, path string, header ...string) (*http.Response, string) {
+	r := httptest.NewRequest(method, path, nil)
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result(), w.Body.String()
+}
+
+// into asks for a path and decodes the body, whatever the status is.
+func into[T any](b *bed, path string) (v T, status int) {
+	b.t.Helper()
+	res, body := b.get(path)
+	if err := json.Unmarshal([]byte(body), &v); err != nil {
+		b.t.Fatalf("%s: %v\n%s", path, err, body)
+	}
+	return v, res.StatusCode
+}
+
+// component returns one component of the state.
+func (b *bed) component(name string) api.Component {
+	b.t.Helper()
+	b.pass(time.Minute)
+	h, _ := into[api.Health](b, "/state")
+	for _, c := range h.Components {
+		if c.Name == name {
+			return c
+		}
+	}
+	b.t.Fatalf("there is no component %s in %+v", name, h.Components)
+	return api.Component{}
+}
+
+func (b *bed) state() api.State {
+	b.t.Helper()
+	b.pass(time.Minute)
+	h, _ := into[api.Health](b, "/state")
+	return h.State
+}
+
+// commit writes to the store as others do.
+func (b *bed) commit(ops ...state.Op) {
+	b.t.Helper()
+	if _, err := b.Store.Commit(b.t.Context(), nil, ops); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bed) publish(key string, v any) {
+	b.t.Helper()
+	body, err := json.Marshal(v)
+	if err == nil {
+		err = b.Store.Publish(b.t.Context(), key, body)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// keep makes the replica the keeper, which has made a round, of a site with a document, resources on the site and on a node, a run,
+// and a report without drift.
+func (b *bed) keep() {
+	b.t.Helper()
+	ctx := b.t.Context()
+	k, err := b.Store.Keep(ctx, state.KeeperInfo{Who: "ada@lab", PID: 7, Version: "1.2.3"}, time.Hour, nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { _ = k.Close() })
+	b.Keeps()
+	doc := b.Document(b.t, map[string]string{
+		"site/far.net/prod": `{"cidr": "10.0.0.0/16"}`, "site/far.net/test": `{"cidr": "10.1.0.0/16"}`, "n1/near.bridge/br": `{"mode": "a"}`,
+	})
+	if _, err := b.Store.PutDocument(ctx, doc.JSON, doc.Digest, 0, "ada@lab", state.AnyRevision); err != nil {
+		b.t.Fatal(err)
+	}
+	e := b.Engine(func(o *engine.Options) { o.Emit = b.API.Event })
+	defer e.Close()
+	p, err := e.Plan(ctx, doc, plan.Options{})
+	if err == nil {
+		_, err = e.Apply(ctx, p, engine.ApplyOptions{})
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	report, err := e.Drift(ctx, doc.Site)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.publish("drift/latest", report)
+	b.publish("status", site.Status{Site: doc.Site, Mode: site.Observe, Phase: site.InSync, Since: b.time().UTC()})
+	b.Rounded(20*time.Millisecond, nil)
+}
+
+// enrol stores a node with a certificate.
+func (b *bed) enrol(n state.Node) {
+	b.t.Helper()
+	n.Certificate, n.Serial, n.Expires = []byte{1}, "01", b.time().Add(24*time.Hour).UTC()
+	if err := b.Store.SetNode(b.t.Context(), n); err != nil {
+		b.t.Fatal(err)
+	}
+}

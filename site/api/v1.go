@@ -1,0 +1,318 @@
+package api
+
+import (
+	"context"
+	_ "embed" // the description
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/drift"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/site"
+	"converge.dev/converge/state"
+)
+
+// Pages.
+const (
+	DefaultPage = 100
+	MaxPage     = 1000
+)
+
+// routes returns what is served besides the health of the process, by path.
+func (a *API) routes() map[string]answer {
+	return map[string]answer{
+		"/state":           func(*http.Request) (any, int, error) { return a.Health(), 0, nil },
+		"/v1/site":         a.site,
+		"/v1/resources":    a.resources,
+		"/v1/runs":         a.listRuns,
+		"/v1/runs/{id}":    a.oneRun,
+		"/v1/drift":        a.drift,
+		"/v1/nodes":        a.listNodes,
+		"/v1/openapi.json": func(*http.Request) (any, int, error) { return description() },
+	}
+}
+
+//go:embed openapi.yaml
+var openAPI []byte
+
+// description returns the OpenAPI description as JSON.
+func description() (any, int, error) {
+	var d any
+	if err := yaml.Unmarshal(openAPI, &d); err != nil {
+		return nil, 0, err
+	}
+	return d, 0, nil
+}
+
+// A page is a part of a list that a request asks for.
+type page struct {
+	after string
+	limit int
+}
+
+func pageOf(r *http.Request) (page, error) {
+	q := r.URL.Query()
+	p := page{after: q.Get("after"), limit: DefaultPage}
+	if text := q.Get("limit"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > MaxPage {
+			return p, problem(http.StatusBadRequest, "limit: want a number from 1 to %d", MaxPage)
+		}
+		p.limit = n
+	}
+	return p, nil
+}
+
+// cut returns the elements of a page of a list that begins at from, and the name after which the next one begins; empty for none.
+func cut[T any](list []T, from int, p page, name func(*T) string) (part []T, next string) {
+	part = list[from:min(from+p.limit, len(list))]
+	if from+len(part) < len(list) {
+		next = name(&part[len(part)-1])
+	}
+	if part == nil {
+		part = []T{} // as JSON a list, too
+	}
+	return part, next
+}
+
+// away is the error for what the store could not say.
+func away(err error) error { return fmt.Errorf("the store does not answer: %w", err) }
+
+// A SiteView is a site in a few numbers.
+type SiteView struct {
+	Site     string            `json:"site"`
+	ID       string            `json:"id"`
+	Mode     string            `json:"mode"` // of this replica
+	Version  string            `json:"version"`
+	Role     string            `json:"role"`
+	Status   *site.Status      `json:"status"`   // as the keeper has published it
+	Document *state.Head       `json:"document"` // its newest revision
+	LastRun  *state.Run        `json:"last_run"`
+	Holds    []state.Hold      `json:"holds"`
+	Lock     *state.LockInfo   `json:"lock"`   // who works on the site
+	Keeper   *state.KeeperInfo `json:"keeper"` // who keeps it
+}
+
+func (a *API) site(*http.Request) (any, int, error) {
+	f, all := a.facts.get(), a.runs.get()
+	if err := errors.Join(f.store, f.headErr, f.stopsErr, f.lockErr, all.err); err != nil {
+		return nil, 0, away(err)
+	}
+	v := SiteView{
+		Site: a.o.Site.Name, ID: a.o.Site.ID, Mode: a.o.Mode, Version: a.o.Version, Role: string(a.standing().role),
+		Status: f.status, Document: f.head, Holds: f.stops, Lock: f.lock, Keeper: f.keeper,
+	}
+	if f.status != nil {
+		status := *f.status
+		status.Detail = a.text(status.Detail)
+		v.Status = &status
+	}
+	if v.Holds == nil {
+		v.Holds = []state.Hold{}
+	}
+	if len(all.list) > 0 {
+		last := a.clean(all.list[0])
+		v.LastRun = &last
+	}
+	return v, 0, nil
+}
+
+// A ResourcesPage is a part of the recorded resources.
+type ResourcesPage struct {
+	Resources []state.Record `json:"resources"` // sorted by ref
+	Next      string         `json:"next,omitempty"`
+}
+
+func (a *API) resources(r *http.Request) (any, int, error) {
+	p, err := pageOf(r)
+	if err != nil {
+		return nil, 0, err
+	}
+	var after schema.Ref
+	if p.after != "" {
+		if after, err = schema.ParseRef(p.after); err != nil {
+			return nil, 0, problem(http.StatusBadRequest, "after: %v", err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), writeTime/2)
+	defer cancel()
+	select {
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
+	case <-ctx.Done():
+		return nil, 0, context.Cause(ctx)
+	}
+	records, err := a.o.Store.Records(ctx)
+	if err != nil {
+		return nil, 0, away(err)
+	}
+	records = slices.DeleteFunc(records, func(r state.Record) bool { return r.Gone })
+	from := 0
+	if p.after != "" {
+		at, found := slices.BinarySearchFunc(records, after, func(r state.Record, ref schema.Ref) int { return r.Ref.Compare(ref) })
+		if from = at; found {
+			from++
+		}
+	}
+	part, next := cut(records, from, p, func(r *state.Record) string { return r.Ref.String() })
+	masked := make([]state.Record, len(part)) // a page must not keep all others in memory
+	for i := range part {
+		masked[i] = a.o.MaskRecord(part[i])
+	}
+	return ResourcesPage{masked, next}, 0, nil
+}
+
+// A RunsPage is a part of the runs.
+type RunsPage struct {
+	Runs []state.Run `json:"runs"` // newest first
+	Next string      `json:"next,omitempty"`
+}
+
+func (a *API) listRuns(r *http.Request) (any, int, error) {
+	p, err := pageOf(r)
+	if err != nil {
+		return nil, 0, err
+	}
+	all := a.runs.get()
+	if all.err != nil {
+		return nil, 0, away(all.err)
+	}
+	from := 0
+	if p.after != "" {
+		if from = slices.IndexFunc(all.list, func(r state.Run) bool { return r.ID == p.after }) + 1; from == 0 {
+			return nil, 0, problem(http.StatusBadRequest, "after: there is no run %s", p.after)
+		}
+	}
+	part, next := cut(all.list, from, p, func(r *state.Run) string { return r.ID })
+	part = slices.Clone(part)
+	for i := range part {
+		part[i] = a.clean(part[i])
+		if part[i].Done, err = engine.Finished(r.Context(), a.o.Store, part[i]); err != nil {
+			return nil, 0, away(err)
+		}
+	}
+	return RunsPage{part, next}, 0, nil
+}
+
+// A RunView is a run with a part of its steps.
+type RunView struct {
+	state.Run
+	Each []engine.StepReport `json:"each_step"`
+	Next string              `json:"next,omitempty"` // the number of a step
+}
+
+func (a *API) oneRun(r *http.Request) (any, int, error) {
+	p, err := pageOf(r)
+	if err != nil {
+		return nil, 0, err
+	}
+	from := 0
+	if p.after != "" {
+		if from, err = strconv.Atoi(p.after); err != nil || from < 0 {
+			return nil, 0, problem(http.StatusBadRequest, "after: want the number of a step")
+		}
+		from++
+	}
+	id := r.PathValue("id")
+	run, err := a.o.Store.Run(r.Context(), id)
+	if errors.Is(err, state.ErrNotFound) {
+		return nil, 0, problem(http.StatusNotFound, "there is no run %s", id)
+	}
+	if err != nil {
+		return nil, 0, away(err)
+	}
+	steps, err := engine.Steps(r.Context(), a.o.Store, run)
+	if err == nil {
+		run.Done, err = engine.Finished(r.Context(), a.o.Store, run)
+	}
+	if err != nil {
+		return nil, 0, away(err)
+	}
+	part, next := cut(steps, min(from, len(steps)), p, func(s *engine.StepReport) string { return strconv.Itoa(s.Step) })
+	part = slices.Clone(part)
+	for i := range part {
+		s := &part[i]
+		if s.Message = a.text(s.Message); s.Undo != nil {
+			s.Undo.Message = a.text(s.Undo.Message)
+		}
+	}
+	return RunView{a.clean(run), part, next}, 0, nil
+}
+
+// clean returns a run whose texts may be shown.
+func (a *API) clean(r state.Run) state.Run {
+	r.Message = a.text(r.Message)
+	return r
+}
+
+func (a *API) drift(*http.Request) (any, int, error) {
+	f := a.facts.get()
+	if err := errors.Join(f.store, f.driftErr); err != nil {
+		return nil, 0, away(err)
+	}
+	if f.drift == nil {
+		return nil, 0, problem(http.StatusNotFound, "the site has not been compared yet")
+	}
+	stored := *f.drift
+	r := a.o.MaskDrift(&stored) // again: an older program may have published it
+	r.Unknown = slices.Clone(r.Unknown)
+	for i := range r.Unknown {
+		r.Unknown[i].Error = a.text(r.Unknown[i].Error)
+	}
+	if r.Drifted == nil {
+		r.Drifted = []drift.Item{}
+	}
+	if r.Unstated == nil {
+		r.Unstated = []drift.Item{}
+	}
+	return r, 0, nil
+}
+
+// A NodesPage is a part of the nodes.
+type NodesPage struct {
+	Nodes []NodeView `json:"nodes"` // sorted by name
+	Next  string     `json:"next,omitempty"`
+}
+
+func (a *API) listNodes(r *http.Request) (any, int, error) {
+	p, err := pageOf(r)
+	if err != nil {
+		return nil, 0, err
+	}
+	f := a.facts.get()
+	if err := errors.Join(f.store, f.nodesErr); err != nil {
+		return nil, 0, away(err)
+	}
+	all := nodeViews(f.nodes, a.nodes())
+	from := 0
+	if p.after != "" {
+		at, found := slices.BinarySearchFunc(all, p.after, func(n NodeView, name string) int { return strings.Compare(n.Name, name) })
+		if from = at; found {
+			from++
+		}
+	}
+	part, next := cut(all, from, p, func(n *NodeView) string { return n.Name })
+	for i := range part {
+		for j := range part[i].Missing {
+			part[i].Missing[j].Why = a.text(part[i].Missing[j].Why)
+		}
+	}
+	return NodesPage{part, next}, 0, nil
+}
+
+// Paths returns what [API.Handler] serves, as patterns of package net/http, sorted.
+func Paths() []string {
+	paths := []string{"/healthz", "/readyz"}
+	for path := range (*API)(nil).routes() {
+		paths = append(paths, path)
+	}
+	slices.Sort(paths)
+	return paths
+}
