@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,6 +19,8 @@ type hosts struct {
 	s      *site
 	prefix string
 	n      int
+
+	guards, agents map[string]*process
 }
 
 // The machine of the site agent, and its address.
@@ -33,7 +36,7 @@ var networks atomic.Int32
 // environment sets ovstest.Required.
 func newHosts(s *site) *hosts {
 	s.Helper()
-	h := &hosts{s: s, prefix: fmt.Sprintf("cv%d-%d-", os.Getpid(), networks.Add(1))}
+	h := &hosts{s: s, prefix: fmt.Sprintf("cv%d-%d-", os.Getpid(), networks.Add(1)), guards: map[string]*process{}, agents: map[string]*process{}}
 	if os.Geteuid() != 0 || exec.Command("ip", "netns", "add", h.name(siteHost)).Run() != nil {
 		if os.Getenv(ovstest.Required) != "" {
 			s.Fatalf("%s is set, but network namespaces cannot be made", ovstest.Required)
@@ -92,30 +95,52 @@ func (h *hosts) start(host string, args ...string) *process {
 	return p
 }
 
-// guardedSite starts a site agent, and on each of some machines an agent with a guard.
+// guardedSite starts a site agent, and agents with guards on machines that are connected by a bridge.
 func guardedSite(t *testing.T, nodes ...string) (*site, *hosts) {
 	s := newSite(t)
 	h := newHosts(s)
+	for _, node := range nodes {
+		h.add(node)
+	}
+	h.serve("sysfs: /sys\n", linked(nodes, nil), nodes...)
+	return s, h
+}
+
+// serve starts a site agent for a document, and on each of its machines an agent with a guard.
+func (h *hosts) serve(how, document string, nodes ...string) {
+	s := h.s
+	s.Helper()
 	s.write("converge.yaml", "site: fra1\nserver: unix:.converge/serve.sock\npolicy: {guard: 30s}\n")
-	s.write("site.cue", linked(nodes, nil))
+	s.write("site.cue", document)
 	s.run(0, "trust", "init", "-dev", "site.cue")
 	serve := h.start(siteHost, "serve", "-mode=observe", "-listen="+siteAddress+":7443")
 	serve.await(&serve.stderr, "this site agent keeps the site", 1)
 	for _, node := range nodes {
-		h.add(node)
 		s.must(os.MkdirAll(filepath.Join(s.dir, node), 0o700))
 		s.run(0, "agent", "token", "create", "-out="+filepath.Join(node, "token"), node)
 		h.start(node, "agent", "bootstrap", "-server="+siteAddress+":7443", "-token-file="+filepath.Join(node, "token"), "-dir="+filepath.Join(node, "identity")).ended(0)
-		s.write(filepath.Join(node, "agent.yaml"), "servers: [\""+siteAddress+":7443\"]\nsysfs: /sys\nguard: guard\n")
-		guard := h.start(node, "agent", "guard", "-config="+filepath.Join(node, "agent.yaml"))
-		s.until("the guard of "+node+" is there", func() bool {
-			_, err := os.Stat(filepath.Join(s.dir, node, "guard", "guard.sock"))
-			return err == nil || guard.gone()
-		})
-		h.start(node, "agent", "run", "-config="+filepath.Join(node, "agent.yaml"))
+		s.write(filepath.Join(node, "agent.yaml"), "servers: [\""+siteAddress+":7443\"]\nguard: guard\n"+how)
+		h.guard(node)
+		h.agent(node)
 	}
 	serve.await(&serve.stderr, "node connected", len(nodes))
-	return s, h
+}
+
+// guard starts the guard of a machine, and agent its agent.
+func (h *hosts) guard(node string) {
+	h.s.Helper()
+	_ = os.Remove(filepath.Join(h.s.dir, node, "guard", "guard.sock"))
+	p := h.start(node, "agent", "guard", "-config="+filepath.Join(node, "agent.yaml"))
+	h.guards[node] = p
+	h.s.until("the guard of "+node+" is there", func() bool {
+		_, err := os.Stat(filepath.Join(h.s.dir, node, "guard", "guard.sock"))
+		return err == nil || p.gone()
+	})
+}
+
+func (h *hosts) agent(node string) {
+	h.s.Helper()
+	h.agents[node] = h.start(node, "agent", "run", "-config="+filepath.Join(node, "agent.yaml"))
 }
 
 // gone reports whether a process has ended.
@@ -159,23 +184,78 @@ func TestGuardOfNode(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.node, func(t *testing.T) {
 			t.Parallel()
-			s, h := guardedSite(t, w.node)
-			s.run(0, "apply", "-auto-approve", "site.cue")
-			state := func() string {
+			_, h := guardedSite(t, w.node)
+			h.cut(w.node, linked([]string{w.node}, map[string]string{w.node: strings.ReplaceAll(w.how, "%s", h.address(1))}), func() string {
 				return h.says(w.node, "ip", "-br", "-4", "addr") + h.says(w.node, "ip", "route")
-			}
-			was := state()
-			s.write("cut.cue", linked([]string{w.node}, map[string]string{w.node: strings.ReplaceAll(w.how, "%s", h.address(1))}))
-			begun := time.Now()
-			run := s.run(9, "apply", "-auto-approve", "cut.cue")
-			run.says("was not reached anew after the change, and has undone it by itself", "was not confirmed and was reverted")
-			if took := time.Since(begun); took < 30*time.Second {
-				t.Errorf("it took %v:\n%s", took, run.report())
-			}
-			if now := state(); now != was {
-				t.Errorf("it was\n%s\nand is\n%s", was, now)
-			}
-			s.run(0, "plan", "-detailed-exitcode", "site.cue").says("No changes")
+			})
 		})
+	}
+}
+
+// cut applies a document that cuts a node off; state is what the node has.
+func (h *hosts) cut(node, document string, state func() string) {
+	s := h.s
+	s.Helper()
+	s.run(0, "apply", "-auto-approve", "site.cue")
+	was := state()
+	s.write("cut.cue", document)
+	begun := time.Now()
+	run := s.run(9, "apply", "-auto-approve", "cut.cue")
+	run.says("was not reached anew after the change, and has undone it by itself", "was not confirmed and was reverted")
+	if took := time.Since(begun); took < 30*time.Second {
+		s.Errorf("it took %v:\n%s", took, run.report())
+	}
+	if now := state(); now != was {
+		s.Errorf("%s was\n%s\nand is\n%s", node, was, now)
+	}
+	s.run(0, "plan", "-detailed-exitcode", "site.cue").says("No changes")
+}
+
+// A run that has to be confirmed keeps its guards until somebody confirms it; until then, and when its process is killed, the node
+// undoes what it has changed, also when its agent and its guard have been killed meanwhile.
+func TestConfirmRun(t *testing.T) {
+	t.Parallel()
+	s, h := guardedSite(t, "gpu-01")
+	s.run(0, "apply", "-auto-approve", "site.cue")
+	more := func(address string) {
+		s.write("more.cue", linked([]string{"gpu-01"}, map[string]string{"gpu-01": fmt.Sprintf(`br0: {type: "bridge", addresses: ["%s", "%s"]}`, h.address(1), address)}))
+	}
+	addresses := func() string { return h.says("gpu-01", "ip", "-br", "-4", "addr", "show", "dev", "br0") }
+	waiting := regexp.MustCompile("converge confirm ([^ \\n]+)")
+	start := func() (*process, string) {
+		t.Helper()
+		apply := s.start("apply", "-auto-approve", "-confirm=40s", "more.cue")
+		apply.await(&apply.stderr, "Confirm the run within", 1)
+		return apply, waiting.FindStringSubmatch(apply.stderr.String())[1]
+	}
+
+	more("198.18.5.1/24")
+	apply, run := start()
+	if got := addresses(); !strings.Contains(got, "198.18.5.1/24") {
+		t.Errorf("the change is not made: %s", got)
+	}
+	s.run(0, "confirm", run).says("ended applied")
+	apply.ended(0)
+	s.run(1, "confirm", run).says("already finished: applied")
+	if got := addresses(); !strings.Contains(got, "198.18.5.1/24") {
+		t.Errorf("what was confirmed is gone: %s", got)
+	}
+
+	// The process is killed, and so are the agent and the guard. When the guard is back, it knows what to do.
+	more("198.18.6.1/24")
+	apply, run = start()
+	apply.kill()
+	h.agents["gpu-01"].kill()
+	h.guards["gpu-01"].kill()
+	if got := addresses(); !strings.Contains(got, "198.18.6.1/24") {
+		t.Errorf("the change is not made: %s", got)
+	}
+	h.guard("gpu-01")
+	s.until("the guard has undone the change", func() bool { return !strings.Contains(addresses(), "198.18.6.1/24") })
+	h.agent("gpu-01")
+	s.run(1, "confirm", run).says("has ended")
+	s.run(9, "resume", "-lock-timeout=1m").says("was not confirmed and was reverted")
+	if got := addresses(); !strings.Contains(got, "198.18.5.1/24") || strings.Contains(got, "198.18.6.1/24") {
+		t.Errorf("the node has %s", got)
 	}
 }

@@ -40,8 +40,9 @@ type yard struct {
 	admission *trust.Admission
 	dial      func(context.Context) (net.Conn, error)
 	epoch     func(context.Context) (int64, error)
-	changed   chan struct{} // has an element when a node has come or gone
-	look      func()        // optional: called then, too
+	changed   chan struct{}                                                       // has an element when a node has come or gone
+	guard     func(schema.Site, *providers.Provider) (*providers.Provider, error) // optional; of agents that are started
+	look      func()                                                              // optional: called then, too
 
 	mu     sync.Mutex
 	worlds map[string]*fake.World
@@ -71,6 +72,7 @@ func newYard(t *testing.T, b *bed, o trust.Options, l net.Listener) *yard {
 	port := reverse.Listen(l, reverse.Options{TLS: y.keys.TLS(y.admission.Check, "site.test"), Node: b.nodes.Attend, Logger: y.logger()})
 	public := grpc.NewServer(grpc.Creds(reverse.Credentials()))
 	trust.Serve(public, y.keys, b.Store, y.logger())
+	b.nodes.Hear(public)
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = public.Serve(port) })
@@ -176,7 +178,7 @@ func (y *yard) attend(node string, names ...string) (end func()) {
 	over, cause := make(chan error, 1), errors.New("the agent is stopped")
 	go func() {
 		over <- agent.Run(ctx, agent.Options{
-			Dir: dir, Servers: []string{address}, Version: "v1", Logger: y.logger().With("agent", node), Dial: y.dialTo,
+			Dir: dir, Servers: []string{address}, Version: "v1", Logger: y.logger().With("agent", node), Dial: y.dialTo, Guard: y.guard,
 			Offers: func(node string) (needs []providers.Need, err error) {
 				for _, name := range names {
 					needs = append(needs, providers.Need{Scope: node, Provider: name})

@@ -1,0 +1,68 @@
+package site_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"testing"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/schema"
+	"converge.dev/converge/trust"
+)
+
+// What a guard protects is kept only when its node can connect anew: that it still has a connection is not enough, and what it says of
+// itself neither. To undo it, the connection that there is will do.
+func TestReportAnew(t *testing.T) {
+	yarded(t, trust.Options{}, func(t *testing.T, y *yard) {
+		var settled []bool
+		y.guard = func(_ schema.Site, p *providers.Provider) (*providers.Provider, error) {
+			p.Settle = func(_ context.Context, s providers.Settling) (bool, error) {
+				settled = append(settled, s.Keep)
+				return s.Keep, nil
+			}
+			return p, nil
+		}
+		y.attend("n1")
+		y.connected("n1", true)
+		set, err := y.nodes.Open(t.Context(), []providers.Need{{Scope: "n1", Provider: "near"}})
+		if err != nil || set.Failure("n1", "near") != nil {
+			t.Fatal(err, set.Failure("n1", "near"))
+		}
+		p := set.All()[0]
+		if err := p.Fence(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		dial, dialled := y.dial, 0
+		y.dial = func(ctx context.Context) (net.Conn, error) {
+			dialled++
+			return dial(ctx)
+		}
+		kept, err := p.Settle(t.Context(), providers.Settling{ID: "g", Epoch: 1, Keep: true})
+		if err != nil || !kept || dialled != 3 {
+			t.Errorf("%t, %v after %d connections", kept, err, dialled)
+		}
+		for name, dial := range map[string]func(context.Context) (net.Conn, error){
+			"no route": func(context.Context) (net.Conn, error) { return nil, errors.New("no route to host") },
+			"silence":  func(ctx context.Context) (net.Conn, error) { <-ctx.Done(); return nil, context.Cause(ctx) },
+		} {
+			y.dial = dial
+			if kept, err := p.Settle(t.Context(), providers.Settling{ID: "g", Epoch: 1, Keep: true}); kept || providers.ClassOf(err) != providers.Transient {
+				t.Errorf("%s: %t, %v", name, kept, err)
+			}
+		}
+		if kept, err := p.Settle(t.Context(), providers.Settling{ID: "g", Epoch: 1}); err != nil || kept {
+			t.Errorf("%t, %v", kept, err)
+		}
+		if !slices.Equal(settled, []bool{true, false}) {
+			t.Errorf("the guard was told %v", settled)
+		}
+		if err := p.Fence(t.Context(), 2); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Settle(t.Context(), providers.Settling{ID: "g", Epoch: 1}); providers.ClassOf(err) != providers.Denied {
+			t.Errorf("a former lock holder settles a guard: %v", err)
+		}
+	})
+}
