@@ -11,7 +11,9 @@ export PATH="$here/bin:$PATH" NO_COLOR="${NO_COLOR-}"
 
 finish() {
 	status=$?
-	[ -z "${simulator-}" ] || { kill "$simulator" 2>/dev/null && wait "$simulator" 2>/dev/null; } || true
+	for process in ${simulator-} ${agents-}; do
+		{ kill "$process" 2>/dev/null && wait "$process" 2>/dev/null; } || true
+	done
 	rm -rf "$dir"
 	[ $status = 0 ] || echo "demo: stopped with exit status $status" >&2
 	exit $status
@@ -46,6 +48,18 @@ run() {
 quietly() {
 	printf '$ %s\n' "$*" | fold -s -w 80
 	"$@" >/dev/null
+}
+
+# await COMMAND...: shows the command, and runs it until it ends with 0, for at most a minute.
+await() {
+	printf '$ %s\n' "$*" | fold -s -w 80
+	tries=0
+	until said=$("$@" 2>/dev/null); do
+		tries=$((tries + 1))
+		[ $tries -lt 300 ] || { echo "demo: that should have ended with status 0 by now" >&2; exit 1; }
+		sleep 0.2
+	done
+	echo "$said"
 }
 
 cp -R "$here/examples/quickstart" "$dir/site"
@@ -106,6 +120,27 @@ say "Reverted, and proven: the simulator's world is what it was, byte for byte."
 converge dev carbide dump >after.json
 run cmp before.json after.json
 run converge runs
+say "A site that runs itself: a site agent, and two nodes with agents that have enrolled. Nobody runs apply."
+converge dev site -nodes=2 itself >/dev/null 2>&1 &
+agents=$!
+until [ -e itself/converge.yaml ]; do sleep 0.1; done
+cd itself
+await converge plan -detailed-exitcode
+run converge agent list
+
+say "The document changes in the store, and comes true by itself."
+sed 's/mcast_snooping_enable: true/mcast_snooping_enable: false/' site.cue >next.cue
+mv next.cue site.cue
+run converge put site.cue
+await converge plan -detailed-exitcode site.cue
+run converge runs
+
+say "Someone changes a bridge of a node behind converge's back. It is put right."
+run converge dev world put gpu-01/ovs.bridge/br-slice '{"mcast_snooping_enable": true}'
+await converge drift
+run converge runs
+cd ..
+
 say "That is all, and nothing of it is left behind. To try next, from here:"
 cat <<'NEXT'
   bin/converge validate examples/gpu-site   # every kind, checked offline

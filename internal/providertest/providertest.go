@@ -228,6 +228,9 @@ func checkProvider(t *testing.T, s Suite) {
 		if kind.Node != (p.Scope != schema.ScopeSite) {
 			t.Errorf("%s is served in scope %s, which is not where its CUE file puts it", k.Name, p.Scope)
 		}
+		if k.Traits.CutsOff && secret(kind.Fields) {
+			t.Errorf("%s has a secret, which its guard would write to disk", k.Name)
+		}
 		for name := range placeholders(k.Traits.ID) {
 			f := kind.Field(name)
 			if name != "name" && (f == nil || f.Type != schema.String || !f.Immutable || !f.Required) {
@@ -240,6 +243,13 @@ func checkProvider(t *testing.T, s Suite) {
 			t.Errorf("%s has a CUE file but is not served", name)
 		}
 	}
+}
+
+// secret reports whether one of some fields, or a field in them, is a secret.
+func secret(fields []schema.Field) bool {
+	return slices.ContainsFunc(fields, func(f schema.Field) bool {
+		return f.Secret || secret(f.Fields) || f.Elem != nil && secret([]schema.Field{*f.Elem})
+	})
 }
 
 func checkTraits(t *testing.T, k providers.Served) {
