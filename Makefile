@@ -34,7 +34,7 @@ deps: ## install the daemons and the kernel that the tests start (Debian package
 # What is concurrent is tested with the race detector, and once: only schema and Carbide have tests that mean nothing with it, or less,
 # and these run without it (a test of e2e knows when one is missing here). What takes longest is listed first, and the
 # rest runs beside it: three packages and these few tests at a time where the longest wait for a machine in QEMU and for leases.
-RACED := ./engine ./engine/... ./schema/... ./providers/... ./state/... ./trust/... ./agent/... ./site/... ./internal/...
+RACED := ./engine ./engine/... ./guard/... ./schema/... ./providers/... ./state/... ./trust/... ./agent/... ./site/... ./internal/...
 UNRACED := ./schema/kinds ./schema/load ./providers/carbide
 UNRACED_TESTS := ^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestCallsToList|TestLawsOlderServer)$$
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,29 +17,50 @@ type Path struct {
 	Servers []string // HOST:PORT, as in [Options]
 }
 
-// Crosses reports whether a change may cut the connections. What cannot be found out counts as yes.
-func (p Path) Crosses(kind string, _ providers.Call) bool {
-	far, bridged := false, false
+// Crosses reports whether a change may cut the connections. What cannot be found out counts as yes. Only a change of Open vSwitch
+// is seen not to: when no connection goes through it, nor through a tunnel or one of several routes, and when it does not name a link
+// that one goes through, which would become a port of it.
+func (p Path) Crosses(kind string, c providers.Call) bool {
+	if !strings.HasPrefix(kind, "ovs.") {
+		return true
+	}
 	for _, server := range p.Servers {
 		hops, err := hops(server)
-		if err != nil {
+		if err != nil || slices.ContainsFunc(hops, func(l netlink.Link) bool {
+			return !direct(l) || c.ID == l.Attrs().Name || mentions(map[string]any(c.Want), l.Attrs().Name) || mentions(map[string]any(c.Have), l.Attrs().Name)
+		}) {
 			return true
 		}
-		for _, l := range hops {
-			far = far || l.Type() != "" && l.Attrs().Flags&net.FlagLoopback == 0
-			bridged = bridged || l.Type() == "openvswitch" || l.Attrs().Name == "ovs-system" || l.Type() == "tuntap" // the port of a bridge without a kernel datapath
+	}
+	return false
+}
+
+// direct reports whether what goes through a link leaves the machine there, or through another link that is known to be part of the path.
+func direct(l netlink.Link) bool {
+	return slices.Contains([]string{"device", "veth", "vlan", "bridge", "bond", "dummy"}, l.Type()) && l.Attrs().Flags&net.FlagLoopback == 0 && l.Attrs().Name != "ovs-system"
+}
+
+// mentions reports whether a name is anywhere in a spec.
+func mentions(spec any, name string) bool {
+	switch v := spec.(type) {
+	case string:
+		return v == name
+	case []any:
+		return slices.ContainsFunc(v, func(e any) bool { return mentions(e, name) })
+	case map[string]any:
+		for key, e := range v {
+			if key == name || mentions(e, name) {
+				return true
+			}
 		}
 	}
-	if strings.HasPrefix(kind, "ovs.") {
-		return bridged
-	}
-	return far
+	return false
 }
 
 // resolving is how long names of servers may take to be resolved.
 const resolving = time.Second
 
-// hops returns the links that lead to a server: that of the route, and those that it is made of or a part of.
+// hops returns the links that lead to a server: those of its routes, and those that they are made of or a part of.
 func hops(server string) (hops []netlink.Link, err error) {
 	host, _, err := net.SplitHostPort(server)
 	if err != nil {
@@ -51,6 +73,10 @@ func hops(server string) (hops []netlink.Link, err error) {
 		return nil, err
 	}
 	all, err := netlink.LinkList()
+	if err != nil {
+		return nil, err
+	}
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, err
 	}
@@ -73,6 +99,11 @@ func hops(server string) (hops []netlink.Link, err error) {
 			if m.Attrs().MasterIndex == index {
 				visit(m.Attrs().Index)
 			}
+		}
+	}
+	for _, r := range routes { // a connection may take any of the links of such a route
+		for _, hop := range r.MultiPath {
+			visit(hop.LinkIndex)
 		}
 	}
 	for _, a := range addresses {

@@ -7,20 +7,17 @@ import (
 	"converge.dev/converge/providers"
 )
 
-// Nothing that a node changes can cut a connection within it; what leads elsewhere, or cannot be found out, may be cut.
+// Whatever may cut a connection does, as far as the node can know: what leads elsewhere is not known.
 func TestPath(t *testing.T) {
-	for _, c := range []struct {
-		server, kind string
-		crosses      bool
-	}{
-		{"127.0.0.1:7443", "host.link", false},
-		{"[::1]:7443", "ovs.port", false},
-		{"127.0.0.1:7443", "ovs.bridge", false},
-		{"no such host:7443", "ovs.bridge", true},
-		{"no port", "host.link", true},
+	for _, c := range []struct{ server, kind string }{
+		{"127.0.0.1:7443", "host.link"}, // there may be a tunnel behind it
+		{"127.0.0.1:7443", "ovs.bridge"},
+		{"[::1]:7443", "ovs.port"},
+		{"no such host:7443", "ovs.bridge"},
+		{"no port", "host.link"},
 	} {
-		if crosses := (agent.Path{Servers: []string{c.server}}).Crosses(c.kind, providers.Call{}); crosses != c.crosses {
-			t.Errorf("%s on the way to %s: %t", c.kind, c.server, crosses)
+		if !(agent.Path{Servers: []string{c.server}}).Crosses(c.kind, providers.Call{}) {
+			t.Errorf("%s is not on the way to %s", c.kind, c.server)
 		}
 	}
 }

@@ -23,8 +23,9 @@ import (
 
 // A guarded world undoes by itself what cut a node off: the far end of the contract of guards, with a clock.
 type guardedWorld struct {
-	cut  bool // what is changed cuts the node off
-	lost bool // what is changed is accepted, and never there
+	cut  bool   // what is changed cuts the node off
+	lost bool   // what is changed is accepted, and never there
+	kept func() // optional; called when something is to be kept
 
 	mu     sync.Mutex
 	guards map[string]*aGuard
@@ -63,6 +64,9 @@ func (w *guardedWorld) settle(_ context.Context, s providers.Settling) (bool, er
 		return false, &providers.Error{Op: "settle", Class: providers.Absent, Err: errors.New("no such guard")}
 	}
 	w.asked = append(w.asked, map[bool]string{true: "keep", false: "undo"}[s.Keep])
+	if s.Keep && w.kept != nil {
+		w.kept()
+	}
 	if g.verdict == "" {
 		switch {
 		case g.cut:
@@ -380,8 +384,12 @@ func TestConfirmNever(t *testing.T) {
 			if res, err := end(); !errors.Is(err, engine.ErrInterrupted) || res.Run.Status != state.RunOpen {
 				t.Fatalf("%v: ended %s", err, res.Run.Status)
 			}
-			for _, g := range w.guards { // as the fence of the process that resumes it does
-				w.end(g)
+			if there := bridges(t, s); there != "" || !slices.Equal(w.asked, []string{"undo"}) {
+				t.Errorf("there is %s; asked for %v", there, w.asked)
+			}
+			var refused *engine.RefusedError
+			if _, err := open().Rollback(t.Context(), run, engine.ApplyOptions{Keep: 1}); !errors.As(err, &refused) {
+				t.Errorf("a part of what was not confirmed is kept: %v", err)
 			}
 			res, err := open().Resume(t.Context(), run, engine.ApplyOptions{})
 			if err != nil || res.Run.Status != state.RunReverted || !res.Run.Unconfirmed {
@@ -391,5 +399,95 @@ func TestConfirmNever(t *testing.T) {
 				t.Errorf("there is %s", there)
 			}
 		})
+	})
+}
+
+// What is done after the confirmation has guards of its own, which are ended.
+func TestGuardAfterConfirmation(t *testing.T) {
+	for name, before := range map[string]map[string]string{
+		"only": {"site/far.account/z": `{"login":"x"}`},
+		"also": {"n1/near.bridge/b": `{"mode":"b"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, w, open := guarding(t)
+				d := s.Document(t, map[string]string{"site/far.net/n": `{"cidr":"10.0.0.0/8"}`, "n1/near.bridge/a": `{"mode":"a"}`})
+				for i := range d.Resources {
+					if d.Resources[i].Ref.Kind == "far.net" {
+						d.Resources[i].After = []schema.Ref{{Scope: "n1", Kind: "near.bridge", Name: "a"}}
+					}
+				}
+				s.Converge(t, d)
+				_, end := confirming(t, s, open(), t.Context(), before)
+				ask(t, s)
+				res, err := end()
+				if err != nil || res.Run.Status != state.RunApplied {
+					t.Errorf("%v: ended %s: %s", err, res.Run.Status, res.Run.Message)
+				}
+				there := bridges(t, s)
+				time.Sleep(10 * time.Minute)
+				if later := bridges(t, s); later != there || strings.Contains(later, "a=a") {
+					t.Errorf("there was %q, and later is %q", there, later)
+				}
+				for id, g := range w.guards {
+					if g.verdict != "kept" {
+						t.Errorf("guard %s: %q", id, g.verdict)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A process that loses the lock between the confirmation and the end of the guards leaves a run that is reverted: what cannot be undone is
+// not begun on what a guard may have undone.
+func TestConfirmedAndLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, w, open := guarding(t)
+		s.Converge(t, s.Document(t, map[string]string{"site/far.net/n": `{"cidr":"10.0.0.0/8"}`}))
+		w.cut = true
+		w.kept = sync.OnceFunc(func() {
+			holder, err := s.Store.LockInfo(context.Background())
+			if err == nil {
+				err = s.Store.ForceUnlock(context.Background(), holder.ID, "me@here", "lost")
+			}
+			w.must(err)
+		})
+		run, end := confirming(t, s, open(), t.Context(), map[string]string{"n1/near.bridge/a": `{"mode":"a"}`})
+		ask(t, s)
+		if res, err := end(); err == nil {
+			t.Fatalf("ended %s", res.Run.Status)
+		}
+		time.Sleep(10 * time.Minute) // the guard undoes
+		res, err := open().Resume(t.Context(), run, engine.ApplyOptions{})
+		if err != nil || res.Run.Status != state.RunReverted || !res.Run.Unconfirmed {
+			t.Errorf("%v: ended %s: %s", err, res.Run.Status, res.Run.Message)
+		}
+		if nets := things(t, s, schema.ScopeSite, "far.net"); len(nets) != 1 || bridges(t, s) != "" {
+			t.Errorf("there are %d nets, and %q", len(nets), bridges(t, s))
+		}
+	})
+}
+
+// The rollback of a run that ended is guarded too: what it goes back to need not reach the site any more.
+func TestGuardOfRollback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, w, open := guarding(t)
+		e := open()
+		if _, err := e.Apply(t.Context(), planned(t, s, e, map[string]string{"n1/near.bridge/a": `{"mode":"a"}`}), engine.ApplyOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		res, err := e.Apply(t.Context(), planned(t, s, e, map[string]string{"n1/near.bridge/a": `{"mode":"b"}`}), engine.ApplyOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.cut = true
+		res, err = open().Rollback(t.Context(), res.Run.ID, engine.ApplyOptions{})
+		if err != nil || res.Run.Status != state.RunPartial {
+			t.Errorf("%v: ended %s: %s", err, res.Run.Status, res.Run.Message)
+		}
+		if there := bridges(t, s); there != "a=b" {
+			t.Errorf("there is %s", there)
+		}
 	})
 }

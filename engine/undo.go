@@ -9,6 +9,7 @@ import (
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/remedy"
+	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
 )
 
@@ -85,6 +86,9 @@ func Undoable(ctx context.Context, store *state.Store, run state.Run) bool {
 // inverse returns what is left to undo of a run after the first keep steps, or why it cannot be undone, as far as the plan, the
 // journal, the records and the site show.
 func (e *Engine) inverse(ctx context.Context, run state.Run, p *plan.Plan, sum journal.Replay, keep int) (*plan.Plan, error) {
+	if keep > 0 && run.Confirm > 0 && !sum.Confirmed {
+		return nil, &RefusedError{[]plan.Refusal{plan.Refuse(schema.Ref{}, "run "+run.ID+" was not confirmed: guards undo what its first steps have changed", "roll all of it back")}}
+	}
 	inverse, err := undoing(run, p, sum, keep)
 	if err == nil {
 		err = Settled(ctx, e.o.Store, run.ID)

@@ -244,7 +244,7 @@ func (r *run) carry(ctx context.Context) (state.Run, []event.Difference, error) 
 		return r.revert(ctx, nil)
 	}
 	if r.Run.Confirm > 0 && !r.guards.whole() && !r.sum.Confirmed {
-		return r.revert(ctx, r.unconfirmed("the process that would have received the confirmation has ended"))
+		return r.revert(ctx, r.unconfirmed("the process that waited for that has ended"))
 	}
 	failure, err := r.forward(ctx)
 	switch {

@@ -13,7 +13,6 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/internal/failpoint"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/state"
 )
@@ -21,7 +20,7 @@ import (
 // guards are what the far sides of a run undo by themselves. Either each step has a guard of its own, which ends before the step does;
 // or the whole run has one in each provider, which ends when somebody confirms the run.
 type guards struct {
-	deadline time.Time // of a run that is to be confirmed; zero: each step has its own guard
+	deadline time.Time // of a run that has to be confirmed, until it is; zero: each step has its own guard
 
 	mu   sync.Mutex
 	open map[*providers.Provider]bool // with a guard of the run
@@ -58,11 +57,11 @@ type UnconfirmedError struct{ Why string }
 // Error implements error.
 func (e *UnconfirmedError) Error() string { return "the run was not confirmed: " + e.Why }
 
-// guarding returns the guard of the next call; the zero guard when there is none. An undo has none: it leads back to where the far side
-// could be reached.
+// guarding returns the guard of the next call; the zero guard when there is none. The undo of what this process has done has none: it leads
+// back to where the far side could be reached a moment ago.
 func (w *worker) guarding() (providers.Guard, error) {
 	switch {
-	case w.undo || !w.traits.CutsOff || w.provider.Settle == nil:
+	case w.undo && !w.old || !w.traits.CutsOff || w.provider.Settle == nil:
 		return providers.Guard{}, nil
 	case w.guards.whole():
 		left := time.Until(w.guards.deadline)
@@ -99,14 +98,7 @@ func (w *worker) keep() (res result, over bool) {
 	ctx, cancel := context.WithTimeout(w.effects, w.retry.Guard+grace)
 	defer cancel()
 	w.note(event.Guarded, "it is undone unless "+w.far()+" can be reached anew", 0)
-	err := failpoint.At("guard.keep.before")
-	kept := false
-	if err == nil {
-		kept, err = settled(ctx, w.provider, providers.Settling{ID: w.guard, Epoch: w.epoch, Keep: true}, func() error { return w.pause(ctx, time.Second) })
-	}
-	if err == nil {
-		err = failpoint.At("guard.keep.after")
-	}
+	kept, err := settled(ctx, w.provider, providers.Settling{ID: w.guard, Epoch: w.epoch, Keep: true}, func() error { return w.pause(ctx, time.Second) })
 	switch {
 	case err != nil:
 		w.armed = false // it has undone the change by now, or cannot
@@ -164,6 +156,12 @@ func settled(ctx context.Context, p *providers.Provider, s providers.Settling, p
 	}
 }
 
+// confirmWithin is how long nodes may take, once the run is confirmed, to be reached anew.
+const confirmWithin = time.Minute
+
+// Confirming is how the description of the lock begins while a run waits to be confirmed.
+const Confirming = "waiting for the confirmation of"
+
 // confirmPause is how often it is looked whether the run is confirmed.
 const confirmPause = time.Second
 
@@ -173,7 +171,11 @@ func (r *run) confirmed(ctx context.Context) (*failure, error) {
 		return nil, nil
 	}
 	within := time.Until(r.guards.deadline) - margin(r.Options.Confirm)
-	r.describe("waiting for the confirmation of")
+	early, err := r.asked() // by somebody who has not seen what came of it
+	if err != nil {
+		return nil, err
+	}
+	r.describe(Confirming)
 	r.Emit(event.ConfirmWait{Run: r.Run.ID, Within: max(within, 0)})
 	over, tick := time.NewTimer(within), time.NewTicker(confirmPause)
 	defer over.Stop()
@@ -191,13 +193,14 @@ func (r *run) confirmed(ctx context.Context) (*failure, error) {
 			if err != nil {
 				r.Logger.Warn("failed to check whether the run is confirmed", "run", r.Run.ID, "error", err)
 			}
-			if asked != nil {
+			if asked != nil && (early == nil || *asked != *early) {
 				return r.accept(asked.By)
 			}
 			continue
 		}
 		r.stop(ctx)
-		return nil, r.unsettled(fmt.Errorf("run %s was %w before it was confirmed; what its guards protect is undone by them", r.Run.ID, ErrInterrupted))
+		r.giveUp()
+		return nil, r.unsettled(fmt.Errorf("run %s was %w before it was confirmed; its guards have undone what they protect, or will", r.Run.ID, ErrInterrupted))
 	}
 }
 
@@ -217,11 +220,7 @@ func (r *run) accept(by string) (*failure, error) {
 	if err := r.journal.Append(r.effects, journal.Record{Kind: journal.Confirm, Step: -1, Message: by}); err != nil {
 		return nil, err
 	}
-	r.sum.Confirmed = true
 	r.Emit(event.Confirmed{By: by})
-	if err := failpoint.At("confirm.after"); err != nil {
-		return nil, err
-	}
 	undone, errs := r.endGuards(true)
 	switch {
 	case r.effects.Err() != nil:
@@ -231,11 +230,14 @@ func (r *run) accept(by string) (*failure, error) {
 	case len(errs) > 0:
 		return r.unconfirmed(fmt.Sprintf("it is not known whether a guard has undone what was confirmed: %v", errs[0])), nil
 	}
+	if err := r.journal.Append(r.effects, journal.Record{Kind: journal.Kept, Step: -1}); err != nil {
+		return nil, err
+	}
+	r.sum.Confirmed, r.guards.deadline = true, time.Time{}
 	return nil, nil
 }
 
-// endGuards ends the guards of the run, concurrently. It asks for as long as they may need to end by themselves, or for a moment when
-// they are to undo what they guard anyway. It returns the providers that have undone what was to be kept.
+// endGuards ends the guards of the run, concurrently, and asks for a while. It returns the providers that have undone what was to be kept.
 func (r *run) endGuards(keep bool) (undone []*providers.Provider, errs []error) {
 	r.guards.mu.Lock()
 	open := slices.SortedFunc(maps.Keys(r.guards.open), func(a, b *providers.Provider) int {
@@ -244,8 +246,8 @@ func (r *run) endGuards(keep bool) (undone []*providers.Provider, errs []error) 
 	r.guards.open = map[*providers.Provider]bool{}
 	r.guards.mu.Unlock()
 	limit := time.Now().Add(grace)
-	if over := r.guards.deadline.Add(grace); keep && over.After(limit) { // by then it is over in any case
-		limit = over
+	if keep { // one that hangs keeps the others waiting for no longer than this
+		limit = limit.Add(confirmWithin)
 	}
 	ctx, cancel := context.WithDeadline(r.effects, limit)
 	defer cancel()

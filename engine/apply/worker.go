@@ -46,6 +46,7 @@ type worker struct {
 	away       time.Time        // when the far side was last found unavailable; zero: never
 	rounds     int              // how often fields that come later were asked for
 	used       int              // ids that were found to be used up
+	old        bool             // undo: what it undoes was done by another process, maybe long ago
 	guard      string           // id of the guard of the step; empty: none so far
 	armed      bool             // and it undoes what the step has changed, unless that is kept
 	had        *providers.Thing // what was there before that; nil: nothing
@@ -140,6 +141,9 @@ func (r *run) doubtful(ref schema.Ref, t providers.Traits, epoch int64) time.Dur
 func (r *run) turn(w *worker, did journal.Standing) {
 	s := w.step
 	w.record, w.finished = s.Prior, did.Finished()
+	for _, rec := range []*journal.Record{did.Outcome, did.Open} {
+		w.old = w.old || rec != nil && rec.Epoch < w.epoch
+	}
 	w.kept = r.uids[s.Ref]
 	if did.Outcome != nil {
 		w.seen = did.Outcome.Seen

@@ -44,7 +44,8 @@ const (
 	Intent   Kind = "intent"    // a call is about to be made
 	Outcome  Kind = "outcome"   // what was observed after the call
 	NoReturn Kind = "no-return" // from here on steps cannot be undone exactly
-	Confirm  Kind = "confirm"   // somebody has confirmed what the run has done so far
+	Confirm  Kind = "confirm"   // somebody has confirmed what the run has done so far: its guards are ended
+	Kept     Kind = "kept"      // they are: what was confirmed stays
 	Revert   Kind = "revert"    // from here on steps are undone
 	End      Kind = "end"       // the run is closed
 )
@@ -180,8 +181,13 @@ func (j *Journal) Queue(ctx context.Context, rec Record, ops ...state.Op) (writt
 	if len(rec.Message) > maxMessage {
 		rec.Message = rec.Message[:maxMessage] + "…"
 	}
-	point := "journal." + string(rec.Kind)
-	if err := failpoint.At(point + ".before"); err != nil {
+	at := func(when string) error {
+		if rec.Kind == Confirm || rec.Kind == Kept { // which only a person brings about
+			return nil
+		}
+		return failpoint.At("journal." + string(rec.Kind) + when)
+	}
+	if err := at(".before"); err != nil {
 		return func() error { return err }
 	}
 	r := request{rec, ops, make(chan error, 1)}
@@ -191,7 +197,7 @@ func (j *Journal) Queue(ctx context.Context, rec Record, ops ...state.Op) (writt
 			if err := <-r.done; err != nil {
 				return err
 			}
-			return failpoint.At(point + ".after")
+			return at(".after")
 		}
 	case <-ctx.Done():
 		return func() error { return context.Cause(ctx) }

@@ -39,7 +39,7 @@ type Replay struct {
 	Forward   []Standing // per step
 	Undo      []Standing // per step
 	NoReturn  bool       // the point of no return was passed
-	Confirmed bool       // what came before that was confirmed
+	Confirmed bool       // what came before that was confirmed, and its guards are ended
 	Reverting bool       // undoing has begun
 	Asked     bool       // somebody asked for the undo; no step failed
 	Keep      int        // how many of the first steps are not undone, according to the last request
@@ -84,7 +84,8 @@ func Sum(records []Record, n int) (Replay, error) {
 			r.Plan = rec.Plan
 		case NoReturn:
 			r.NoReturn = true
-		case Confirm:
+		case Confirm: // until its guards are ended, it is as if it were not
+		case Kept:
 			r.Confirmed = true
 		case Revert:
 			if rec.Keep < 0 || rec.Keep > n {

@@ -35,10 +35,10 @@ type rule struct {
 
 // At passes a point.
 func At(point string) error {
-	mu.Lock()
 	if !slices.Contains(Points, point) {
 		panic("failpoint: unknown point " + point)
 	}
+	mu.Lock()
 	if log != nil {
 		fmt.Fprintln(log, point)
 	}

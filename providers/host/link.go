@@ -299,6 +299,9 @@ func (k *links) Update(ctx context.Context, c providers.Call) error {
 				return err
 			}
 		}
+		if r := v.flushed(v.named(c.ID), w.addresses); r != "" {
+			return refuse(providers.Denied, "the kernel would remove %s together with the addresses of %s, and nothing would bring it back; add an address of another network first, or take that route over", r, c.ID)
+		}
 		if err := k.reach(tx, c.ID, w); err != nil {
 			return errors.Join(err, tx.back(func() error { return k.reach(tx, c.ID, was) }))
 		}

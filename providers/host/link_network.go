@@ -380,17 +380,60 @@ func (v *view) uses(l netlink.Link) (uses []use) {
 			add("", "it has the address %s, which converge does not manage", x.IPNet)
 		}
 	}
-	for _, r := range v.routes[a.Index] {
-		if _, ours := routeOf(r); ours || r.Protocol == unix.RTPROT_KERNEL || r.Protocol == unix.RTPROT_RA || r.Type != unix.RTN_UNICAST {
-			continue
-		}
-		to := "the default route"
-		if p, ok := prefixOf(r.Dst); ok && p.Bits() > 0 {
-			to = "a route to " + p.String()
-		}
-		add("", "it has %s, of the protocol %s, which converge does not manage", to, r.Protocol)
+	for _, r := range v.others(l) {
+		add("", "it has %s", described(r))
 	}
 	return uses
+}
+
+// others returns the routes through a link that others have set.
+func (v *view) others(l netlink.Link) []netlink.Route {
+	return slices.DeleteFunc(slices.Clone(v.routes[l.Attrs().Index]), func(r netlink.Route) bool {
+		_, ours := routeOf(r)
+		return ours || r.Protocol == unix.RTPROT_KERNEL || r.Protocol == unix.RTPROT_RA || r.Type != unix.RTN_UNICAST
+	})
+}
+
+func described(r netlink.Route) string {
+	to := "the default route"
+	if p, ok := prefixOf(r.Dst); ok && p.Bits() > 0 {
+		to = "a route to " + p.String()
+	}
+	return fmt.Sprintf("%s, of the protocol %s, which converge does not manage", to, r.Protocol)
+}
+
+// flushed returns a route of others that the kernel would remove when a link is left with some addresses; empty when there is none. It
+// removes the routes of IPv4 whose source address goes, and all of a link that has no address for a moment: the first address of a
+// network takes the others of that network with it.
+func (v *view) flushed(l netlink.Link, left []netip.Prefix) string {
+	var gone []netip.Prefix
+	stays := func(p netip.Prefix) bool {
+		return !slices.ContainsFunc(gone, func(g netip.Prefix) bool { return g.Masked() == p.Masked() })
+	}
+	there := v.addresses(l)
+	for p := range there {
+		if p.Addr().Is4() && !slices.Contains(left, p) {
+			gone = append(gone, p)
+		}
+	}
+	if len(gone) == 0 {
+		return ""
+	}
+	some := slices.ContainsFunc(left, func(p netip.Prefix) bool { return p.Addr().Is4() && stays(p) })
+	for _, a := range v.addrs[l.Attrs().Index] {
+		if p, ok := prefixOf(a.IPNet); ok && p.Addr().Is4() && !lasting(a) {
+			some = some || stays(p)
+		}
+	}
+	for _, r := range v.others(l) {
+		if r.Family != netlink.FAMILY_V4 {
+			continue
+		}
+		if !some || slices.ContainsFunc(gone, func(g netip.Prefix) bool { return r.Src.Equal(g.Addr().AsSlice()) }) {
+			return described(r)
+		}
+	}
+	return ""
 }
 
 // gone reports whether an error says that what was to be removed is not there.

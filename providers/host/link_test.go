@@ -401,6 +401,43 @@ func TestLinkLeavesOthersAlone(t *testing.T) {
 	}
 }
 
+// An address is not removed with which the kernel would remove a route of others; with an address of another network the route stays.
+func TestLinkRoutesOfOthersStay(t *testing.T) {
+	for what, c := range map[string]struct {
+		route string
+		left  []any
+		stays bool
+	}{
+		"the last address":             {"default via 192.0.2.1 proto dhcp", []any{}, false},
+		"another address of its net":   {"default via 192.0.2.1 proto dhcp", []any{"192.0.2.8/24"}, false},
+		"the source of a route":        {"198.51.100.0/24 via 192.0.2.1 proto bird src 192.0.2.7", []any{"203.0.113.7/24"}, false},
+		"an address of another net":    {"198.51.100.0/24 dev c0 proto bird", []any{"203.0.113.7/24"}, true},
+		"one that is left, and others": {"default via 192.0.2.1 proto dhcp", []any{"192.0.2.7/24"}, true},
+	} {
+		t.Run(strings.ReplaceAll(what, " ", "-"), func(t *testing.T) {
+			n := newNet(t, 1)
+			k := n.links()
+			if err := k.Kind.Create(t.Context(), n.call("c0", card(schema.Object{"addresses": []any{"192.0.2.7/24"}}))); err != nil {
+				t.Fatal(err)
+			}
+			n.ip("route add " + c.route)
+			update := func() error {
+				return k.Kind.Update(t.Context(), n.call("c0", card(schema.Object{"addresses": c.left})))
+			}
+			if !c.stays {
+				refused(t, n, what, update, providers.Denied, "the kernel would remove")
+				return
+			}
+			if err := update(); err != nil {
+				t.Fatal(err)
+			}
+			if routes := n.dump(); !strings.Contains(routes, strings.Fields(c.route)[0]) {
+				t.Errorf("the route is gone:\n%s", routes)
+			}
+		})
+	}
+}
+
 // Ports that are of virtual machines or containers are not those of the document, and keep the bridge.
 func TestBridgeWithPortsOfOthers(t *testing.T) {
 	n := newNet(t, 1)

@@ -1,14 +1,17 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/state"
 )
@@ -57,6 +60,8 @@ func (s *session) confirm(ctx context.Context, id string) error {
 		return err
 	case holder == nil || holder.Run != id:
 		return gone
+	case !strings.HasPrefix(holder.Info, apply.Confirming):
+		return &view.Problem{What: "run " + id + " is still in progress", Where: cmp.Or(holder.Info, "it does not wait to be confirmed yet"), Fix: "Confirm it once all of its steps are done."}
 	}
 	if err := s.store.Ask(ctx, state.ToConfirm, *holder, who()); errors.Is(err, state.ErrGuard) {
 		return gone
