@@ -152,7 +152,8 @@ type service struct {
 type budget struct {
 	head `yaml:",inline"`
 	Spec struct {
-		MinAvailable int `yaml:"minAvailable"`
+		MinAvailable int    `yaml:"minAvailable"`
+		Unhealthy    string `yaml:"unhealthyPodEvictionPolicy"`
 		Selector     selector
 	}
 }
@@ -294,7 +295,7 @@ func TestReplicas(t *testing.T) {
 	if s := set.Spec; s.Replicas != 3 || s.UpdateStrategy.Type != "RollingUpdate" || s.Template.Spec.Grace < 60 {
 		t.Errorf("%d replicas, replaced by %s, with %d s to end", s.Replicas, s.UpdateStrategy.Type, s.Template.Spec.Grace)
 	}
-	if b := manifest[budget](t, "poddisruptionbudget.yaml"); b.Spec.MinAvailable != 2 || !cmp.Equal(b.Spec.Selector.MatchLabels, labels) {
+	if b := manifest[budget](t, "poddisruptionbudget.yaml"); b.Spec.MinAvailable != 2 || b.Spec.Unhealthy != "AlwaysAllow" || !cmp.Equal(b.Spec.Selector.MatchLabels, labels) {
 		t.Errorf("the disruption budget is %+v", b.Spec)
 	}
 	c := set.Spec.Template.Spec.Containers[0]

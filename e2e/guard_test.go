@@ -221,7 +221,7 @@ func TestConfirmRun(t *testing.T) {
 		s.write("more.cue", linked([]string{"gpu-01"}, map[string]string{"gpu-01": fmt.Sprintf(`br0: {type: "bridge", addresses: ["%s", "%s"]}`, h.address(1), address)}))
 	}
 	addresses := func() string { return h.says("gpu-01", "ip", "-br", "-4", "addr", "show", "dev", "br0") }
-	waiting := regexp.MustCompile("converge confirm ([^ \\n]+)")
+	waiting := regexp.MustCompile(`converge confirm (\S+)`)
 	start := func() (*process, string) {
 		t.Helper()
 		apply := s.start("apply", "-auto-approve", "-confirm=40s", "more.cue")

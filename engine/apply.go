@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"converge.dev/converge/engine/apply"
@@ -16,8 +17,9 @@ import (
 
 // Apply carries out a plan under the site lock, exactly as it is, and trusts nothing that the plan says about itself: what
 // can be derived again is, before anything is done. It fails with a *RefusedError, *UnknownError,
-// *ApprovalError, *HeldError, *StaleError, *SpentError or *state.LockedError when nothing was changed; with ErrInterrupted or
-// another error when the run is open. How the run ended otherwise is in the result.
+// *ApprovalError, *HeldError, *StaleError, *SpentError or *state.LockedError when nothing was changed, and with state.ErrGuard when a
+// guard of the options did not hold, so that nothing was begun; with ErrInterrupted or another error when the run is open. How the run
+// ended otherwise is in the result.
 func (e *Engine) Apply(ctx context.Context, p *plan.Plan, o ApplyOptions) (Result, error) {
 	saved, err := p.Encode()
 	if err != nil {
@@ -61,6 +63,9 @@ func (e *Engine) acceptable(p *plan.Plan, approval string, o ApplyOptions) error
 		if err := check(); err != nil {
 			return err
 		}
+	}
+	if o.Confirm > 0 && o.OnFailure != "" && o.OnFailure != apply.Rollback {
+		return fmt.Errorf("a run that is undone unless it is confirmed cannot also %s when a step fails", o.OnFailure)
 	}
 	if len(p.Refusals) > 0 {
 		return &RefusedError{p.Refusals}
@@ -195,7 +200,7 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 		}
 	}
 	log, err = journal.Start(ctx, e.o.Store, lock, run.ID, saved.Digest,
-		[]state.Guard{e.o.Store.UnspentGuard(saved.Digest)}, []state.Op{e.o.Store.SpentOp(saved.Digest, run.ID), e.o.Store.PutRunOp(run)})
+		append(slices.Clone(o.Guards), e.o.Store.UnspentGuard(saved.Digest)), []state.Op{e.o.Store.SpentOp(saved.Digest, run.ID), e.o.Store.PutRunOp(run)})
 	if errors.Is(err, state.ErrGuard) {
 		if by, spent, serr := e.o.Store.Spent(ctx, saved.Digest); serr == nil && spent {
 			return run, nil, &SpentError{by}

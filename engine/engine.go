@@ -95,8 +95,9 @@ type ApplyOptions struct {
 	AllowPartial bool            // continue although some scopes are unknown, or some resources are left out
 	Approve      string          // the approval of the plan, or a prefix of it: required when a step cannot be undone exactly, and never that of another plan. See Rollback
 	Keep         int             // for a rollback: how many of the first steps of the run are not undone
-	Confirm      time.Duration   // undo the run unless it is confirmed within that time of its start; zero: it needs no confirmation
+	Confirm      time.Duration   // undo the run unless it is confirmed within that time of its start; zero: it needs no confirmation. Only with Rollback
 	Interrupt    <-chan struct{} // when closed, no more steps are started; those in flight finish
+	Guards       []state.Guard   // of a new run: it begins only if they hold in the transaction that opens it
 }
 
 // A Result says how a run ended.

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -78,9 +79,10 @@ type Agent struct {
 	report []byte        // the one published last, without its time
 	status Status        // the one published last
 
-	silent map[string]time.Time // nodes that are left out, and until when
-	rounds []time.Time          // when the last ones began
-	own    string               // digest of the plan that it has begun to apply, and whose run may be open
+	silent map[providers.Need]time.Time // what is left out, and until when: nodes, without a provider, and providers of the site
+	rounds []time.Time                  // when the last ones began
+	own    string                       // digest of the plan that it has begun to apply, and whose run may be open
+	lapsed string                       // why the plan that was approved is not applied, until the next one waits
 }
 
 // New makes an agent.
@@ -88,7 +90,7 @@ func New(o Options) *Agent {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Agent{o: o, wake: make(chan struct{}, 1), silent: map[string]time.Time{}}
+	return &Agent{o: o, wake: make(chan struct{}, 1), silent: map[providers.Need]time.Time{}}
 }
 
 // A Phase says how a site stands.
@@ -313,6 +315,16 @@ func (a *Agent) held(ctx context.Context, site schema.Site, h *engine.HeldError)
 	if run.Plan != a.own || run.Cancelled != 0 { // somebody wants to decide
 		return site, 0, a.say(ctx, s)
 	}
+	if a.o.Mode == Approve { // an agent that might do more has begun it
+		w, _, _, err := a.waiting(ctx)
+		if err != nil {
+			return site, 0, err
+		}
+		if run.Plan != w.Plan {
+			s.Detail += ", and was begun without approval: converge resume or converge rollback ends it"
+			return site, 0, a.say(ctx, s)
+		}
+	}
 	a.o.Logger.Info("a run is resumed", "run", run.ID)
 	if err := a.say(ctx, Status{Site: site, Phase: Applying, Steps: run.Steps, Run: run.ID}); err != nil {
 		return site, 0, err
@@ -411,7 +423,7 @@ func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) 
 	seen := Status{Phase: Differs, Steps: len(p.Steps)}
 	if len(apart) > 0 {
 		seen.Digest = p.Approval()
-		if p, err = a.o.Engine.Plan(ctx, doc, plan.Options{Exclude: apart}); err != nil {
+		if p, err = a.o.Engine.Plan(ctx, doc, plan.Options{ExcludeRefs: apart}); err != nil {
 			return doc.Site, 0, err
 		}
 	}
@@ -422,11 +434,9 @@ func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) 
 	if a.o.Mode == Observe || len(p.Refusals) > 0 || p.Empty() {
 		return p.Site, again, cmp.Or(a.nothingWaits(ctx), a.say(ctx, s))
 	}
-	if out, first := a.absent(p); len(out) > 0 {
-		s.Phase, s.Detail, again = Unknown, "node "+out[0]+" did not answer when a run began, and is left out for a while", first
-		for _, scope := range out {
-			apart = append(apart, scope+"/*/*")
-		}
+	if out, who, first := a.absent(doc, p); len(out) > 0 {
+		s.Phase, s.Detail, again = Unknown, who+" did not answer when a run began, and is left out for a while", first
+		maps.Copy(apart, out)
 	}
 	var held *engine.HeldError
 	switch err := a.o.Engine.Held(ctx, p); {
@@ -436,19 +446,20 @@ func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) 
 		if len(on) == 0 {
 			return p.Site, again, a.say(ctx, s)
 		}
-		apart = append(apart, on...)
+		maps.Copy(apart, on)
 	case err != nil:
 		return p.Site, 0, err
 	}
 	leave, _ := a.left(doc, p)
 	auto := p
-	if len(apart)+len(leave) > 0 {
-		if auto, err = a.o.Engine.Plan(ctx, doc, plan.Options{Exclude: slices.Concat(apart, leave)}); err != nil {
+	if out := union(apart, leave); len(out) > 0 && rest(p, out) {
+		if auto, err = a.o.Engine.Plan(ctx, doc, plan.Options{ExcludeRefs: out}); err != nil {
 			return doc.Site, 0, err
 		}
+	} else if len(out) > 0 { // nothing is left; that need not be planned
+		auto = &plan.Plan{}
 	}
-	more, _ := a.left(doc, auto)
-	if len(more) == 0 && len(auto.Refusals) == 0 && !auto.Empty() {
+	if more, _ := a.left(doc, auto); len(more) == 0 && len(auto.Refusals) == 0 && !auto.Empty() {
 		if err := a.o.Engine.Held(ctx, auto); errors.As(err, &held) {
 			s.Phase, s.Detail = Held, describe(held)
 			return p.Site, again, a.say(ctx, s)
@@ -459,53 +470,21 @@ func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) 
 		if s.Phase == Differs && len(apart) == 0 {
 			then.Phase, then.Steps, then.Digest = InSync, 0, ""
 		}
-		return a.apply(ctx, auto, "", then, again)
+		site, again, err := a.apply(ctx, doc, auto, "", nil, then, again)
+		if err == nil || ctx.Err() != nil || len(leave) == 0 || a.o.Engine.Free(ctx) != nil {
+			return site, again, err
+		}
+		a.o.Logger.Warn("what needs no approval could not be applied; what does is not kept from it", "error", err, "again_in", later)
+		for i := range auto.Steps { // no run is open: nothing of it was begun
+			apart[auto.Steps[i].Ref] = true
+		}
+		a.own, s.Phase, s.Detail = "", Failed, err.Error()
+		return a.leave(ctx, doc, p, apart, s, later)
 	}
 	if len(leave) == 0 {
 		return p.Site, again, cmp.Or(a.nothingWaits(ctx), a.say(ctx, s))
 	}
 	return a.leave(ctx, doc, p, apart, s, again)
-}
-
-// without leaves nodes out for a while that could be observed and then did not answer. It reports whether there were any.
-func (a *Agent) without(unknown []plan.Unknown) (any bool) {
-	for _, u := range unknown {
-		if u.Scope != schema.ScopeSite {
-			a.silent[u.Scope], any = a.o.Now().Add(leftOut), true
-		}
-	}
-	return any
-}
-
-// absent lists the nodes that a plan would change and that are left out, and how long it is until the first no longer is.
-func (a *Agent) absent(p *plan.Plan) (out []string, first time.Duration) {
-	for scope, until := range a.silent {
-		rest := until.Sub(a.o.Now())
-		switch {
-		case rest <= 0:
-			delete(a.silent, scope)
-		case slices.ContainsFunc(p.Steps, func(s plan.Step) bool { return s.Ref.Scope == scope }):
-			out = append(out, scope)
-			if first == 0 || rest < first {
-				first = rest
-			}
-		}
-	}
-	slices.Sort(out)
-	return out, first
-}
-
-// heldBy lists the resources of a plan that are held, or whose nodes are; none for what holds the whole site, or the document.
-func heldBy(p *plan.Plan, holds []state.Hold) (refs []string) {
-	for i := range p.Steps {
-		ref := p.Steps[i].Ref
-		if slices.ContainsFunc(holds, func(h state.Hold) bool {
-			return h.Scope == ref.String() || h.Scope == ref.Scope && ref.Scope != schema.ScopeSite
-		}) {
-			refs = append(refs, ref.String())
-		}
-	}
-	return refs
 }
 
 // stands returns how the site stands according to a plan, and when to look again.
@@ -534,28 +513,11 @@ func (a *Agent) stands(doc *schema.Document, p *plan.Plan) (s Status, again time
 	return s, again
 }
 
-// left lists the resources whose steps are left to a person, and says why the first one is.
-func (a *Agent) left(doc *schema.Document, p *plan.Plan) (refs []string, why string) {
-	for i := range p.Steps {
-		s := &p.Steps[i]
-		reason := ""
-		switch {
-		case !s.Undo.Reversible():
-			reason = fmt.Sprintf("%s %s cannot be undone exactly: %s", s.Action, s.Ref, s.Undo.Meaning())
-		case s.Disruption != "" && s.Disruption != schema.Live:
-			reason = fmt.Sprintf("%s %s interrupts: %s", s.Action, s.Ref, s.Disruption)
-		case a.mode(doc, s.Ref) == Approve:
-			reason = fmt.Sprintf("%s %s needs approval", s.Action, s.Ref)
-		default:
-			continue
-		}
-		refs, why = append(refs, s.Ref.String()), cmp.Or(why, reason)
+// apply carries out a plan, with the approval that it has, while the guards hold. Then is how the site stands once that is done.
+func (a *Agent) apply(ctx context.Context, doc *schema.Document, p *plan.Plan, approval string, guards []state.Guard, then Status, again time.Duration) (schema.Site, time.Duration, error) {
+	if err := a.allowed(doc, p, approval != ""); err != nil {
+		return p.Site, 0, err
 	}
-	return refs, why
-}
-
-// apply carries out a plan, with the approval that it has. Then is how the site stands once that is done.
-func (a *Agent) apply(ctx context.Context, p *plan.Plan, approval string, then Status, again time.Duration) (schema.Site, time.Duration, error) {
 	saved, err := p.Encode()
 	if err != nil {
 		return p.Site, 0, err
@@ -566,7 +528,7 @@ func (a *Agent) apply(ctx context.Context, p *plan.Plan, approval string, then S
 		return p.Site, 0, err
 	}
 	o := a.applying(ctx)
-	o.Approve = approval
+	o.Approve, o.Guards = approval, guards
 	res, err := a.o.Engine.Apply(context.WithoutCancel(ctx), p, o)
 	if res.Run.ID != "" {
 		s.Run = res.Run.ID
@@ -576,8 +538,12 @@ func (a *Agent) apply(ctx context.Context, p *plan.Plan, approval string, then S
 	var stale *engine.StaleError
 	var unknown *engine.UnknownError
 	switch {
+	case approval != "" && errors.As(err, &stale):
+		return p.Site, busy, a.outdated(ctx, stale, then)
 	case errors.As(err, &locked), errors.As(err, &stale):
 		return p.Site, busy, nil // the next plan sees what has changed
+	case len(guards) > 0 && errors.Is(err, state.ErrGuard): // an approval was taken back, or another plan waits
+		return p.Site, busy, nil
 	case errors.As(err, &unknown) && a.without(unknown.Unknown):
 		s.Phase, s.Detail = Unknown, incomplete(&plan.Plan{Unknown: unknown.Unknown})
 		return p.Site, busy, a.say(ctx, s) // the rest is done without them

@@ -15,39 +15,20 @@ import (
 	"converge.dev/converge/state"
 )
 
-// mode returns the mode in which a resource is kept: that of the document, or its own if that is the more careful one.
-func (a *Agent) mode(doc *schema.Document, ref schema.Ref) Mode {
-	own := slices.Index(Modes, a.o.Mode)
-	if wanted := slices.Index(Modes, Mode(doc.Policy.Mode(ref))); wanted >= 0 {
-		return Modes[min(own, wanted)]
-	}
-	return a.o.Mode
-}
-
-// observed lists the resources of a plan about which nothing may be done, when there are others.
-func (a *Agent) observed(doc *schema.Document, p *plan.Plan) (refs []string) {
-	if a.o.Mode == Observe { // all
-		return nil
-	}
-	for i := range p.Steps {
-		if ref := p.Steps[i].Ref; a.mode(doc, ref) == Observe {
-			refs = append(refs, ref.String())
-		}
-	}
-	return refs
-}
-
 // leave stores what is left to people as the plan that waits for them, or applies that once it is approved. S is how the site stands
 // otherwise; apart are the resources that are left alone.
-func (a *Agent) leave(ctx context.Context, doc *schema.Document, p *plan.Plan, apart []string, s Status, again time.Duration) (site schema.Site, _ time.Duration, err error) {
+func (a *Agent) leave(ctx context.Context, doc *schema.Document, p *plan.Plan, apart refs, s Status, again time.Duration) (site schema.Site, _ time.Duration, err error) {
 	if len(apart) > 0 {
-		if p, err = a.o.Engine.Plan(ctx, doc, plan.Options{Exclude: apart}); err != nil {
+		if p, err = a.o.Engine.Plan(ctx, doc, plan.Options{ExcludeRefs: apart}); err != nil {
 			return doc.Site, 0, err
 		}
 	}
 	leave, why := a.left(doc, p)
 	if len(leave) == 0 || len(p.Refusals) > 0 { // it was all apart; and a plan that is refused is nothing to approve
 		return p.Site, again, cmp.Or(a.nothingWaits(ctx), a.say(ctx, s))
+	}
+	if err := a.allowed(doc, p, true); err != nil {
+		return p.Site, 0, err
 	}
 	var held *engine.HeldError
 	if err := a.o.Engine.Held(ctx, p); errors.As(err, &held) {
@@ -64,11 +45,14 @@ func (a *Agent) leave(ctx context.Context, doc *schema.Document, p *plan.Plan, a
 	if len(apart) == 0 {
 		then = Status{Site: p.Site, Phase: InSync, Run: s.Run}
 	}
-	if s.Phase == Held || s.Phase == Unknown {
+	if s.Phase == Held || s.Phase == Unknown || s.Phase == Failed {
 		why += "; besides, " + s.Detail
 	}
+	if w.Lapsed != "" {
+		why += "; " + w.Lapsed
+	}
 	c := p.Counts()
-	s.Phase, s.Detail, s.Digest, s.Steps = Waiting, why+given.lapsed, w.Approval, w.Steps
+	s.Phase, s.Detail, s.Digest, s.Steps = Waiting, why, w.Approval, w.Steps
 	s.Counts = fmt.Sprintf("%d to add, %d to change, %d to destroy", c.Create, c.Update, c.Delete)
 	s.Given = fmt.Sprintf("%d of %d", given.people, w.Needs)
 	if len(given.who) > 0 {
@@ -79,24 +63,37 @@ func (a *Agent) leave(ctx context.Context, doc *schema.Document, p *plan.Plan, a
 	}
 	a.o.Logger.Info("the plan that waits was approved, and is applied", "approval", w.Approval, "by", strings.Join(given.who, ", "))
 	saved.Document = p.Document
-	return a.apply(ctx, saved, w.Approval, then, again)
+	return a.apply(ctx, doc, saved, w.Approval, a.o.Store.WaitingGuards(w, given.counted), then, again)
+}
+
+// outdated drops the plan that was approved and can no longer be applied, with its approvals: what the site has become is not what people
+// have approved, even where a new plan has the same digest.
+func (a *Agent) outdated(ctx context.Context, err error, then Status) error {
+	a.o.Logger.Warn("the plan that was approved can no longer be applied, and needs new approvals", "error", err)
+	a.lapsed = "the plan that was approved could no longer be applied, and needs new approvals: " + err.Error()
+	a.own = "" // no run was begun
+	if err := a.nothingWaits(ctx); err != nil {
+		return err
+	}
+	return a.say(ctx, Status{Site: then.Site, Phase: Waiting, Detail: a.lapsed, Run: then.Run})
 }
 
 // given is who has approved the plan that waits.
 type given struct {
-	who    []string
-	people int
-	lapsed string // what to say of approvals of another plan
+	who     []string
+	people  int
+	counted []state.Approval // at most as many as are needed
 }
 
 // wait stores a plan as the one that waits, unless it does already, and returns it as stored, with the approvals that count. One that was
-// applied is replaced, and needs new approvals: what was approved is done once.
+// applied is replaced, and needs new approvals: what was approved is done once. Every plan that is stored needs new approvals, also the
+// same one after another one has waited.
 func (a *Agent) wait(ctx context.Context, doc *schema.Document, p *plan.Plan, why string) (w state.Waiting, saved *plan.Plan, g given, err error) {
 	next, err := p.Encode()
 	if err != nil {
 		return w, nil, g, err
 	}
-	w, spent, over, valid, err := a.waiting(ctx)
+	w, spent, valid, err := a.waiting(ctx)
 	if err != nil {
 		return w, nil, g, err
 	}
@@ -115,46 +112,58 @@ func (a *Agent) wait(ctx context.Context, doc *schema.Document, p *plan.Plan, wh
 	}
 	policy := &doc.Policy.Approvals
 	if saved == nil {
-		since := a.o.Now().UTC()
-		if w.Approval == next.Approval && !spent {
-			since = w.Since
+		since, lapsed := a.o.Now().UTC(), a.lapsed
+		if !spent {
+			lapsed = cmp.Or(lapsed, lapse(valid), w.Lapsed)
+			if w.Approval == next.Approval {
+				since = w.Since
+			}
 		}
 		w = state.Waiting{
-			Approval: next.Approval, Plan: next.Digest, Site: p.Site, Steps: len(p.Steps), Why: clip(why), Since: since, Needs: policy.Needed(), By: policy.By,
+			Approval: next.Approval, Plan: next.Digest, Site: p.Site, Steps: len(p.Steps), Why: clip(why), Since: since, Lapsed: clip(lapsed),
+			Needs: policy.Needed(), By: policy.By,
 		}
-		if err := a.o.Store.SetWaiting(ctx, &w, next.Data, over); err != nil {
+		if err := a.o.Store.SetWaiting(ctx, &w, next.Data); err != nil {
 			return w, nil, g, err
 		}
+		a.lapsed, valid = "", nil
 		if saved, err = plan.Decode(next.Data); err != nil {
 			return w, nil, g, err
 		}
 	}
 	people := map[string]bool{}
 	for _, v := range valid {
-		switch {
-		case v.Plan != w.Approval:
-			g.lapsed = fmt.Sprintf("; the plan has changed since %s approved %s", v.By, v.Plan[:min(len(v.Plan), plan.ShortApproval)])
-		case policy.May(v.By):
-			g.who = append(g.who, v.By)
+		if v.Plan == w.Approval && policy.May(v.By) {
+			g.who, g.counted = append(g.who, v.By), append(g.counted, v)
 			people[schema.Person(v.By)] = true
 		}
 	}
 	g.people = len(people)
+	g.counted = g.counted[:min(len(g.counted), policy.Needed())] // a person has one
 	return w, saved, g, nil
 }
 
-// nothingWaits removes the plan that waits, if there is one.
-func (a *Agent) nothingWaits(ctx context.Context) error {
-	w, _, over, _, err := a.waiting(ctx)
-	if err != nil || w.Approval == "" {
-		return err
+// lapse says of approvals that they are lost, because another plan waits now.
+func lapse(valid []state.Approval) string {
+	if len(valid) == 0 {
+		return ""
 	}
-	return a.o.Store.SetWaiting(ctx, nil, nil, over)
+	last := slices.MaxFunc(valid, func(a, b state.Approval) int { return a.At.Compare(b.At) })
+	return fmt.Sprintf("the plan has changed since %s approved %s", last.By, last.Plan[:min(len(last.Plan), plan.ShortApproval)])
 }
 
-// waiting reads the plan that waits, zero when there is none, whether it was applied, and the approvals: those that are over, because they
-// have expired or were used, and those that are valid.
-func (a *Agent) waiting(ctx context.Context) (w state.Waiting, spent bool, over, valid []state.Approval, err error) {
+// nothingWaits removes the plan that waits, if there is one, and its approvals.
+func (a *Agent) nothingWaits(ctx context.Context) error {
+	if _, err := a.o.Store.Waiting(ctx); errors.Is(err, state.ErrNotFound) {
+		return nil
+	} else if err != nil && !errors.As(err, new(*state.DamagedError)) {
+		return err
+	}
+	return a.o.Store.SetWaiting(ctx, nil, nil)
+}
+
+// waiting reads the plan that waits, zero when there is none, whether it was applied, and the approvals that are valid, unless it was.
+func (a *Agent) waiting(ctx context.Context) (w state.Waiting, spent bool, valid []state.Approval, err error) {
 	w, err = a.o.Store.Waiting(ctx)
 	switch {
 	case errors.As(err, new(*state.DamagedError)):
@@ -162,20 +171,18 @@ func (a *Agent) waiting(ctx context.Context) (w state.Waiting, spent bool, over,
 		w = state.Waiting{}
 	case errors.Is(err, state.ErrNotFound):
 	case err != nil:
-		return w, false, nil, nil, err
+		return w, false, nil, err
 	}
 	if w.Plan != "" {
 		if _, spent, err = a.o.Store.Spent(ctx, w.Plan); err != nil {
-			return w, false, nil, nil, err
+			return w, false, nil, err
 		}
 	}
 	all, err := a.o.Store.Approvals(ctx)
 	for _, v := range all {
-		if !v.Valid(a.o.Now()) || spent && v.Plan == w.Approval {
-			over = append(over, v)
-		} else {
+		if v.Valid(a.o.Now()) && v.Plan == w.Approval && !spent {
 			valid = append(valid, v)
 		}
 	}
-	return w, spent, over, valid, err
+	return w, spent, valid, err
 }

@@ -166,7 +166,7 @@ func TestApprovalExpires(t *testing.T) {
 	})
 }
 
-// An approval is one of a plan: when that changes, it lapses, and the status says so. It counts again only for the same plan.
+// An approval is one of a plan: when that changes, it lapses, and the status says so.
 func TestApprovalLapses(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bed) {
 		b.policy.Approvals.Count = 2
@@ -190,10 +190,13 @@ func TestApprovalLapses(t *testing.T) {
 			t.Fatal("it was applied")
 		}
 		b.put(one)
-		if w := b.waits("1 of 2: ada@lab"); w.Approval != old.Approval {
+		b.stands(site.Waiting, "the plan has changed since grace@lab approved ")
+		if w := b.waits("0 of 2"); w.Approval != old.Approval {
 			t.Errorf("the same plan has another digest")
 		}
 		b.approve("grace@lab")
+		b.waits("1 of 2: grace@lab")
+		b.approve("ada@lab")
 		b.stands(site.InSync, "")
 		b.has("n1", "near.bridge", "br", "size", 1)
 	})

@@ -20,8 +20,9 @@ type Waiting struct {
 	Steps    int         `json:"steps"`
 	Why      string      `json:"why"` // it waits
 	Since    time.Time   `json:"since"`
-	Needs    int         `json:"needs"`        // how many people have to approve
-	By       []string    `json:"by,omitempty"` // who may; empty: anyone
+	Lapsed   string      `json:"lapsed,omitempty"` // why the approvals of the plan that waited before do not count; empty: there were none
+	Needs    int         `json:"needs"`            // how many people have to approve
+	By       []string    `json:"by,omitempty"`     // who may; empty: anyone
 
 	revision int64 // of the store
 }
@@ -31,13 +32,21 @@ type Approval struct {
 	Plan string    `json:"plan"` // the Approval of a [Waiting]
 	By   string    `json:"by"`   // USER@HOST, as the process that wrote it says
 	At   time.Time `json:"at"`
+
+	revision int64 // of the store
 }
 
 // ApprovalLife is how long an approval is valid.
 const ApprovalLife = 24 * time.Hour
 
-// Valid reports whether an approval is valid at a time. The clock of the other process may be wrong in both directions.
-func (a Approval) Valid(now time.Time) bool { return now.Sub(a.At).Abs() < ApprovalLife }
+// early is how far the clock of the process that writes an approval may be ahead.
+const early = 5 * time.Minute
+
+// Valid reports whether an approval is valid at a time.
+func (a Approval) Valid(now time.Time) bool {
+	age := now.Sub(a.At)
+	return -early <= age && age < ApprovalLife
+}
 
 // Waiting reads the plan that waits; it fails with ErrNotFound when none does.
 func (s *Store) Waiting(ctx context.Context) (Waiting, error) {
@@ -51,9 +60,9 @@ func (s *Store) WaitingPlan(ctx context.Context, w Waiting) ([]byte, error) {
 	return s.chunks(ctx, s.waitingParts(), w.Body)
 }
 
-// SetWaiting makes a plan the one that waits, in place of another, and removes some approvals in the same transaction; Body is filled
+// SetWaiting makes a plan the one that waits, in place of another, and removes all approvals in the same transaction; Body is filled
 // in. Nil: none waits. Only the process that keeps the site calls it.
-func (s *Store) SetWaiting(ctx context.Context, w *Waiting, saved []byte, remove []Approval) (err error) {
+func (s *Store) SetWaiting(ctx context.Context, w *Waiting, saved []byte) (err error) {
 	op := Op{Key: s.waitingKey(), Delete: true}
 	keep := map[string]bool{}
 	if w != nil {
@@ -65,21 +74,18 @@ func (s *Store) SetWaiting(ctx context.Context, w *Waiting, saved []byte, remove
 		}
 		op = s.put(op.Key, *w)
 	}
-	ops := []Op{op}
-	for _, a := range remove {
-		ops = append(ops, Op{Key: s.approvalKey(a), Delete: true})
+	revision, err := s.kv.Commit(ctx, nil, []Op{op, {Key: s.approvals(), Delete: true, Prefix: true}})
+	if err != nil {
+		return fmt.Errorf("store which plan waits: %w", err)
 	}
-	for len(ops) > 0 { // the plan first: an approval that is no longer removed is one of a plan that does not wait
-		n := min(len(ops), MaxOps)
-		if _, err := s.kv.Commit(ctx, nil, ops[:n]); err != nil {
-			return fmt.Errorf("store which plan waits: %w", err)
-		}
-		ops = ops[n:]
+	if w != nil {
+		w.revision = revision
 	}
 	parts, err := s.kv.Below(ctx, s.waitingParts())
 	if err != nil {
 		return fmt.Errorf("list the plans that waited: %w", err)
 	}
+	var ops []Op
 	for _, part := range parts {
 		if keep[part] {
 			continue
@@ -95,6 +101,15 @@ func (s *Store) SetWaiting(ctx context.Context, w *Waiting, saved []byte, remove
 		_, err = s.kv.Commit(ctx, nil, ops)
 	}
 	return err
+}
+
+// WaitingGuards hold while w waits as it was read or stored, and each of some approvals, as Approvals returned them, stands.
+func (s *Store) WaitingGuards(w Waiting, counted []Approval) []Guard {
+	guards := []Guard{{Key: s.waitingKey(), Revision: w.revision}}
+	for _, a := range counted {
+		guards = append(guards, Guard{Key: s.approvalKey(a), Revision: a.revision})
+	}
+	return guards
 }
 
 // Approve writes that somebody approves w, and enters it in the audit log. It replaces an earlier approval by the same person, at whatever
@@ -122,7 +137,7 @@ func (s *Store) decided(ctx context.Context, w Waiting, entry Audit, a Approval,
 
 // Approvals reads what people have approved, of all plans, valid or not. What cannot be read approves nothing, and is left out.
 func (s *Store) Approvals(ctx context.Context) ([]Approval, error) {
-	items, err := s.kv.List(ctx, s.key("approval")+"/")
+	items, err := s.kv.List(ctx, s.approvals())
 	if err != nil {
 		return nil, fmt.Errorf("list the approvals: %w", err)
 	}
@@ -136,6 +151,7 @@ func (s *Store) Approvals(ctx context.Context) ([]Approval, error) {
 		if err != nil {
 			return nil, err
 		}
+		a.revision = it.Modified
 		all = append(all, a)
 	}
 	return all, nil
@@ -145,6 +161,9 @@ func (s *Store) waitingKey() string { return s.key("waiting/head") }
 
 // waitingParts is where the parts of plans that wait are. They are not blobs, which are removed when no run has them.
 func (s *Store) waitingParts() string { return s.key("waiting/plan") + "/" }
+
+// approvals is where the approvals are.
+func (s *Store) approvals() string { return s.key("approval") + "/" }
 
 // approvalKey returns the key of an approval. A person has one for each plan.
 func (s *Store) approvalKey(a Approval) string {

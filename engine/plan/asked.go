@@ -102,9 +102,13 @@ func (m *maker) targets(r schema.Ref) bool {
 	return len(m.in.Options.Target) == 0 || slices.ContainsFunc(m.in.Options.Target, func(p string) bool { return Matches(p, r) })
 }
 
-// excluded returns what -exclude names, and what refers to that.
+// excludes reports whether the options exclude anything.
+func (o *Options) excludes() bool { return len(o.Exclude)+len(o.ExcludeRefs) > 0 }
+
+// excluded returns what the options exclude, and what refers to that.
 func (m *maker) excluded() selection {
-	if len(m.in.Options.Exclude) == 0 {
+	o := &m.in.Options
+	if !o.excludes() {
 		return selection{}
 	}
 	out := make(selection, len(m.items)) // also what is not excluded, so that nothing is visited twice
@@ -113,7 +117,7 @@ func (m *maker) excluded() selection {
 		if left, known := out[it.ref]; known {
 			return left
 		}
-		out[it.ref] = slices.ContainsFunc(m.in.Options.Exclude, func(p string) bool { return Matches(p, it.ref) })
+		out[it.ref] = o.ExcludeRefs[it.ref] || slices.ContainsFunc(o.Exclude, func(p string) bool { return Matches(p, it.ref) })
 		for _, r := range it.refs() {
 			if of := m.byRef[r]; of != nil && leave(of) {
 				out[it.ref] = true
@@ -129,13 +133,18 @@ func (m *maker) excluded() selection {
 	for _, it := range m.items {
 		leave(it)
 	}
+	for ref, leave := range o.ExcludeRefs { // also what a step is about and nothing declares or records
+		if leave {
+			out[ref] = true
+		}
+	}
 	return out
 }
 
 // considered returns what the plan covers: the targets and what they refer to, without what is excluded. Keep says which
 // steps are left.
 func (m *maker) considered(keep []bool, excluded selection) selection {
-	if len(m.in.Options.Target) == 0 && len(m.in.Options.Exclude) == 0 {
+	if len(m.in.Options.Target) == 0 && !m.in.Options.excludes() {
 		return nil
 	}
 	in := make(selection, len(m.items))

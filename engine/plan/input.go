@@ -65,6 +65,10 @@ type Options struct {
 	MaxDestroy string   // overrides the document's policy: "3", "10%"; empty: the document's, else 10 %
 	Unlimited  bool     // no budget: the operator asked for a destruction by name
 
+	// ExcludeRefs is as Exclude, of refs as they are: a name may contain what has a meaning in a pattern. One that is nowhere is no
+	// error.
+	ExcludeRefs map[schema.Ref]bool
+
 	AllowMissing bool // continue although most of what was made is no longer observed
 	Sweep        bool // remove the strays that are known to have been given up, and do nothing else
 }

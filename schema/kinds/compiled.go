@@ -4,7 +4,7 @@
 
 package kinds
 
-var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "e4a2e1071c1e2ab7c65bb5a3b666fd67cee0946f707c113ed8c7be0e742faa08"}, doc: "A site is described by one document.", head: &object{members: []*member{
+var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "f5af24dcd3357cc87a9df6ac65f768b158cc93c10647d8ff4d578302eb7424ed", "core/core.cue": "5a81b96e56042166405d1ea809244d63d6eb1eeae5abc85e0bfdfa01df4bf99c"}, doc: "A site is described by one document.", head: &object{members: []*member{
 	{name: "apiVersion", doc: "Version of this schema.", check: &check{types: isString, tests: []test{&enum{values: []any{"converge.dev/v1"}}}}, required: true},
 	{name: "policy", doc: "Limits on what a plan may do.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "approvals", doc: "Whose approval a plan needs before the site agent applies it, where it needs one.", check: &checkApprovals},
@@ -12,7 +12,7 @@ var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "
 			{key: &checkLabelName, value: &checkTraffic},
 		}}}}},
 		{name: "max_destroy", doc: "Maximum number of objects that a plan may delete or replace, or a percentage of the recorded objects. A plan that exceeds it is refused.", check: &check{types: isString, tests: []test{&pattern{text: "^([0-9]+|(100|[0-9]{1,2})%)$"}}}},
-		{name: "reconcile", doc: "What the site agent does by itself. The first rule that names the kind and the scope of a resource sets its mode; without one, it is the mode of converge serve. No rule can permit more than converge serve does.", check: &check{types: isList, tests: []test{&list{elem: &checkReconcile}}}},
+		{name: "reconcile", doc: "What the site agent does by itself. The first rule that names the kind and the scope of a resource sets its mode; without one, it is the mode of converge serve. No rule can permit more than converge serve does.", check: &check{types: isList, tests: []test{&list{elem: &checkReconcile}, &size{of: "list.MaxItems", max: 256}}}},
 	}}}}},
 	{name: "site", doc: "The site, and the revision of its document.", check: &check{types: isObject, tests: []test{&object{members: []*member{
 		{name: "id", doc: "Id of the site. The ids of the objects that converge creates are derived from it, so it never changes.", check: &checkSiteID, required: true},
@@ -22,9 +22,11 @@ var compiledFiles = compiled{digests: map[string]string{"carbide/carbide.cue": "
 }}, nodeName: &checkNodeName}
 
 var checkApprovals = check{name: "#Approvals", doc: "The approvals that a plan needs.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "by", doc: "Names of those who may approve: USER, or USER@HOST. If unset, everyone who can write to the store.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: "^[!-~]{1,255}$"}}}}, &size{of: "list.MinItems", min: 1, max: -1}}}},
+	{name: "by", doc: "Names of those who may approve: USER, or USER@HOST; at most 64. If unset, everyone who can write to the store.", check: &check{types: isList, tests: []test{&list{elem: &checkApprover}, &size{of: "list.MinItems", min: 1, max: -1}, &size{of: "list.MaxItems", max: 64}}}},
 	{name: "count", doc: "Number of different people who have to approve a plan; 1 if unset.", check: &check{types: isInt, tests: []test{bound{op: ">=", limit: int64(1)}, bound{op: "<=", limit: int64(16)}}}},
 }}}}
+
+var checkApprover = check{name: "#Approver", doc: "Who approves: USER, or USER@HOST, at most 64 printable characters without spaces.", types: isString, tests: []test{&pattern{text: "^[!-?A-~]([!-~]{0,62}[!-?A-~])?$"}}}
 
 var checkCarbideCount = check{name: "#CarbideCount", doc: "An unsigned 32-bit integer.", types: isInt, tests: []test{bound{op: ">=", limit: int64(0)}, bound{op: "<=", limit: int64(4294967295)}}}
 
@@ -101,9 +103,9 @@ var checkPrefix = check{name: "#Prefix", doc: "An IPv4 or IPv6 network, ADDRESS/
 }}}}
 
 var checkReconcile = check{name: "#Reconcile", doc: "The mode in which the site agent keeps some resources.", types: isObject, tests: []test{&object{members: []*member{
-	{name: "kinds", doc: "Kinds, such as carbide.vpc; * stands for any characters, as in ovs.*. If unset, all.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: "^[a-z0-9_.*]+$"}}}}, &size{of: "list.MinItems", min: 1, max: -1}}}},
+	{name: "kinds", doc: "Kinds, such as carbide.vpc; * stands for any characters, as in ovs.*. If unset, all.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: "^[a-z0-9_.*]{1,64}$"}}}}, &size{of: "list.MinItems", min: 1, max: -1}, &size{of: "list.MaxItems", max: 256}}}},
 	{name: "mode", doc: "What it does when they differ: report it (observe), wait until the plan is approved (approve), or apply what interrupts nothing and can be undone exactly, and wait for approval of the rest (enforce).", check: &check{types: isString, tests: []test{&enum{values: []any{"observe", "approve", "enforce"}}}}, required: true},
-	{name: "scopes", doc: "Names of nodes, or site; * stands for any characters, as in gpu-*. If unset, all.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: "^[a-z0-9*-]+$"}}}}, &size{of: "list.MinItems", min: 1, max: -1}}}},
+	{name: "scopes", doc: "Names of nodes, or site; * stands for any characters, as in gpu-*. If unset, all.", check: &check{types: isList, tests: []test{&list{elem: &check{types: isString, tests: []test{&pattern{text: "^[a-z0-9*-]{1,64}$"}}}}, &size{of: "list.MinItems", min: 1, max: -1}, &size{of: "list.MaxItems", max: 1024}}}},
 }}}}
 
 var checkRef = check{name: "#Ref", doc: "A ref: SCOPE/KIND/NAME, for example site/carbide.vpc/prod or gpu-01/ovs.bridge/br-slice.", types: isString, tests: []test{&pattern{text: `^[a-z0-9-]+/[a-z0-9_]+\.[a-z0-9_]+/[^/]+$`}}}

@@ -14,7 +14,6 @@ package api
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -67,6 +66,8 @@ type API struct {
 	since    time.Time         // of the role
 	holder   *state.KeeperInfo // who keeps the site while this replica is on standby
 	round    *round            // the last one; nil before the first since this replica keeps the site
+	looked   time.Time         // when the last round that went well ended; zero before the first
+	run      string            // that this replica carries out; empty while there is none
 	observed map[schema.Place]sight
 }
 
@@ -128,7 +129,7 @@ func (a *API) become(r role, holder *state.KeeperInfo) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.role != r {
-		a.role, a.since, a.round = r, a.o.Now(), nil
+		a.role, a.since, a.round, a.looked, a.run = r, a.o.Now(), nil, time.Time{}, ""
 		clear(a.observed)
 	}
 	a.holder = holder
@@ -136,9 +137,6 @@ func (a *API) become(r role, holder *state.KeeperInfo) {
 
 // Rounded says that the agent has made a round, how long that took, and how it failed; nil when it did not.
 func (a *API) Rounded(took time.Duration, err error) {
-	if errors.Is(err, context.Canceled) {
-		return // the process ends
-	}
 	r := &round{ended: a.o.Now(), took: took}
 	if err != nil {
 		r.err = a.text(err.Error())
@@ -146,16 +144,34 @@ func (a *API) Rounded(took time.Duration, err error) {
 	a.metrics.rounded(took, err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.round = r
+	a.round, a.run = r, "" // a run that was left open has not ended, and is no longer carried out
+	if err == nil {
+		a.looked = r.ended
+	}
 }
 
 // Event takes an event of the engine. It is an [event.Sink].
 func (a *API) Event(e event.Event) {
 	a.metrics.event(e)
-	seen, ok := e.(event.Observed)
-	if !ok {
-		return
+	switch e := e.(type) {
+	case event.RunStarted:
+		a.carries(e.Run.ID)
+	case event.RunEnded:
+		a.carries("")
+	case event.Observed:
+		a.sees(e)
 	}
+}
+
+// carries says which run this replica carries out; none when it is empty.
+func (a *API) carries(run string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.run = run
+}
+
+// sees takes an observation.
+func (a *API) sees(seen event.Observed) {
 	at := schema.Place{Scope: seen.Scope, Kind: seen.Kind}
 	now := sight{at: a.o.Now()}
 	if seen.Err != nil && providers.ClassOf(seen.Err) != providers.Unsupported { // a far side without the kind works
@@ -176,12 +192,14 @@ type standing struct {
 	since  time.Time
 	holder *state.KeeperInfo
 	round  *round
+	looked time.Time
+	run    string
 }
 
 func (a *API) standing() standing {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return standing{a.role, a.since, a.holder, a.round}
+	return standing{a.role, a.since, a.holder, a.round, a.looked, a.run}
 }
 
 // text returns a text of an error as it may be shown.

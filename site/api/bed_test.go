@@ -1,8 +1,10 @@
 package api_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -40,9 +42,28 @@ type bed struct {
 	block chan struct{} // when set, the store answers once it is closed
 	nodes []site.NodeStatus
 	trust *trust.Document
+	log   lockedBuffer
 
 	mu  sync.Mutex
 	now time.Time
+}
+
+// A lockedBuffer takes a log, which several write at the same time.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 func newBed(t *testing.T) *bed {
@@ -62,6 +83,7 @@ func newBed(t *testing.T) *bed {
 		t.Fatal(err)
 	}
 	b.trust = keys.Document()
+	b.nodes = []site.NodeStatus{{Name: "n1", Connected: true, Since: b.now}}
 	b.API = api.New(api.Options{
 		Site: schema.Site{Name: "test", ID: enginetest.SiteID}, Mode: "observe", Version: "1.2.3", Store: state.New(kv, "test"), Sweep: 10 * time.Minute,
 		Needs: func() []providers.Need {
@@ -70,6 +92,9 @@ func newBed(t *testing.T) *bed {
 		Nodes: func() []site.NodeStatus { return b.nodes },
 		Trust: func() *trust.Document { return b.trust },
 		MaskRecord: func(r state.Record) state.Record {
+			if r.Ref.Name == "panics" {
+				panic("a bug with " + scrubed)
+			}
 			r.Spec = masked(r.Spec)
 			return r
 		},
@@ -82,8 +107,9 @@ func newBed(t *testing.T) *bed {
 			}
 			return &out
 		},
-		Scrub: func(s string) string { return strings.ReplaceAll(s, scrubed, "***") },
-		Now:   b.time,
+		Scrub:  func(s string) string { return strings.ReplaceAll(s, scrubed, "***") },
+		Logger: slog.New(slog.NewTextHandler(&b.log, nil)),
+		Now:    b.time,
 	})
 	return b
 }

@@ -64,7 +64,8 @@ func (a *API) Health() Health {
 	f, me, now := a.facts.get(), a.standing(), a.o.Now()
 	h := Health{Site: a.o.Site.Name, Version: a.o.Version, Role: string(me.role)}
 	h.Components = []Component{
-		storeHealth(f), keeperHealth(f, me), roundHealth(me), documentHealth(f), statusHealth(f), driftHealth(f), runHealth(a, f), lockHealth(f), holdsHealth(f),
+		storeHealth(f), keeperHealth(f, me), a.roundHealth(f, me, now), documentHealth(f), statusHealth(f), a.driftHealth(f, me, now),
+		runHealth(a, f), lockHealth(f), holdsHealth(f),
 	}
 	h.Components = append(h.Components, a.trustHealth(now)...)
 	var many []Component
@@ -139,13 +140,21 @@ func keeperHealth(f *facts, me standing) Component {
 	return c
 }
 
-func roundHealth(me standing) Component {
+// looks reports whether this replica, which keeps the site, looks at it: a round has ended not long ago, or one lasts because of the run
+// that it makes, or there is no document yet, and so nothing to look at until one comes. Last is when a round ended.
+func (a *API) looks(f *facts, me standing, last, now time.Time) bool {
+	return me.run != "" || now.Sub(last) <= a.stale() || f.store == nil && f.headErr == nil && f.head == nil
+}
+
+func (a *API) roundHealth(f *facts, me standing, now time.Time) Component {
 	c := Component{Name: "round", Critical: me.role != waiting, State: Unknown}
 	switch {
 	case me.role == waiting:
 		c.Detail = "this replica is on standby and looks at nothing"
 	case me.round == nil:
 		c.Detail = "this replica has not looked at the site yet"
+	case !a.looks(f, me, me.round.ended, now):
+		c.Detail, c.Since = "this replica has not looked at the site since "+clock(me.round.ended), at(me.round.ended)
 	case me.round.err != "":
 		c.State, c.Detail, c.Since = Error, me.round.err, at(me.round.ended)
 	default:
@@ -189,7 +198,10 @@ func statusHealth(f *facts) Component {
 	return c
 }
 
-func driftHealth(f *facts) Component {
+// clock returns a time as it is written in a detail.
+func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+func (a *API) driftHealth(f *facts, me standing, now time.Time) Component {
 	c, bad := unread("drift", false, f, f.driftErr)
 	if bad {
 		return c
@@ -200,14 +212,27 @@ func driftHealth(f *facts) Component {
 		return c
 	}
 	c.Since = at(r.At)
+	counted := func(format string, counts ...any) string {
+		text := fmt.Sprintf(format, counts...)
+		if r.Omitted > 0 { // the report would have been too large for the store
+			text = fmt.Sprintf("at least %s; %d more entries are left out of the report", text, r.Omitted)
+		}
+		return text
+	}
+	last := me.looked // the report is not published again while it is the same
+	if last.IsZero() {
+		last = me.since
+	}
 	switch {
+	case me.role == keeping && !a.looks(f, me, last, now):
+		c.State, c.Detail = Unknown, "the site has not been compared since "+clock(last)
 	case !r.Complete:
-		c.State, c.Detail = Unknown, fmt.Sprintf("%d kinds could not be observed", len(r.Unknown))
+		c.State, c.Detail = Unknown, counted("%d kinds could not be observed", len(r.Unknown))
 	case r.Clean():
 		c.State, c.Detail = OK, fmt.Sprintf("%d resources are as they were left", r.Recorded)
 	default:
 		c.State = Warn
-		c.Detail = fmt.Sprintf("%d drifted, %d changed in fields that the document does not state, %d stray", len(r.Drifted), len(r.Unstated), len(r.Strays))
+		c.Detail = counted("%d drifted, %d changed in fields that the document does not state, %d stray", len(r.Drifted), len(r.Unstated), len(r.Strays))
 	}
 	return c
 }
@@ -305,7 +330,9 @@ func (a *API) trustHealth(now time.Time) []Component {
 // A provider is how one is reached.
 type provider struct {
 	providers.Need
-	known bool // it was observed, and not long ago
+	known bool      // it was observed, and not long ago; and it is one of the site, or its node is connected
+	gone  bool      // its node is not connected
+	last  time.Time // when it was last observed; zero: never
 	err   string
 	since time.Time
 }
@@ -329,11 +356,13 @@ func (a *API) providers(f *facts, now time.Time) []provider {
 	a.mu.Lock()
 	keeps := a.role == keeping
 	for at, seen := range a.observed {
-		if now.Sub(seen.at) > a.stale() {
-			delete(a.observed, at)
+		p := get(providers.Need{Scope: at.Scope, Provider: schema.Ref{Kind: at.Kind}.Provider()})
+		if seen.at.After(p.last) {
+			p.last = seen.at
+		}
+		if now.Sub(seen.at) > a.stale() { // it says nothing any more, except that there is such a provider
 			continue
 		}
-		p := get(providers.Need{Scope: at.Scope, Provider: schema.Ref{Kind: at.Kind}.Provider()})
 		switch {
 		case !p.known, p.err == "" && seen.err != "":
 			p.err, p.since = seen.err, seen.since
@@ -351,8 +380,15 @@ func (a *API) providers(f *facts, now time.Time) []provider {
 			}
 		}
 	}
+	connected := map[string]bool{schema.ScopeSite: true}
+	for _, n := range a.nodes() {
+		connected[n.Name] = n.Connected
+	}
 	list := make([]provider, 0, len(all))
 	for _, p := range all {
+		if !connected[p.Scope] { // what it was when its node was last there says nothing about now
+			p.known, p.gone = false, true
+		}
 		list = append(list, *p)
 	}
 	slices.SortFunc(list, func(a, b provider) int {
@@ -368,6 +404,10 @@ func (a *API) providersHealth(f *facts, me standing, now time.Time) []Component 
 		switch {
 		case me.role == waiting:
 			c.Detail = "this replica is on standby and looks at nothing"
+		case p.gone:
+			c.Detail = "its node is not connected to this replica"
+		case !p.known && !p.last.IsZero():
+			c.Detail, c.Since = "it has not been observed since "+clock(p.last), at(p.last)
 		case !p.known:
 			c.Detail = "it has not been observed, or nothing of the document is in it"
 		case p.err != "":

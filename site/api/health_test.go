@@ -144,6 +144,9 @@ func TestState(t *testing.T) {
 		{"status", func(b *bed) { b.publish("status", []int{1}) }, api.Error, api.Error, "corrupt"},
 		{"drift", func(b *bed) { b.publish("drift/latest", drift.Report{Complete: true, Drifted: []drift.Item{{}}}) }, api.Warn, api.OK, "1 drifted"},
 		{"drift", func(b *bed) {
+			b.publish("drift/latest", drift.Report{Complete: true, Drifted: make([]drift.Item, 3), Omitted: 7})
+		}, api.Warn, api.OK, "at least 3 drifted, 0 changed in fields that the document does not state, 0 stray; 7 more entries"},
+		{"drift", func(b *bed) {
 			b.publish("drift/latest", drift.Report{Unknown: []plan.Unknown{{Scope: "n1", Kind: "near.bridge", Error: "away"}}})
 		}, api.Unknown, api.OK, ""},
 		{"provider/n1/near", func(b *bed) { // nothing is observed where a provider cannot be opened
@@ -185,6 +188,7 @@ func TestNodesState(t *testing.T) {
 	b := newBed(t)
 	b.keep()
 	came := b.time().Add(-time.Hour)
+	b.nodes = nil
 	for i := range 205 {
 		name := fmt.Sprintf("gpu-%03d", i)
 		b.enrol(state.Node{Name: name})
@@ -218,5 +222,66 @@ func TestNodesState(t *testing.T) {
 	}
 	if !slices.ContainsFunc(h.Components, func(c api.Component) bool { return c.Name == "node/gpu-203" }) {
 		t.Error("a bad one is omitted")
+	}
+}
+
+// What a keeper has seen long ago is unknown once it no longer looks, unless a run takes so long, or there is nothing to look at yet.
+func TestNoLongerLooks(t *testing.T) {
+	b := newBed(t)
+	states := func(want api.State, names ...string) {
+		t.Helper()
+		for _, name := range names {
+			if c := b.component(name); c.State != want {
+				t.Errorf("%+v, want %s", c, want)
+			}
+		}
+	}
+	b.keep()
+	b.API.Event(event.RunStarted{Run: state.Run{ID: "r1"}})
+	b.pass(time.Hour)
+	states(api.OK, "round", "drift")
+	b.API.Event(event.RunEnded{Run: state.Run{ID: "r1", Status: state.RunApplied}})
+	states(api.Unknown, "round", "drift", "provider/site/far", "provider/n1/near")
+	if c := b.component("provider/n1/near"); !strings.Contains(c.Detail, "not been observed since") {
+		t.Errorf("%+v", c)
+	}
+	if got := b.state(); got != api.Unknown {
+		t.Errorf("the whole is %s", got)
+	}
+	b.Rounded(time.Second, nil)
+	states(api.OK, "round", "drift")
+
+	// A run that ended without a word is over with its round, and rounds that fail compare nothing.
+	b.API.Event(event.RunStarted{Run: state.Run{ID: "r2"}})
+	b.pass(time.Hour)
+	b.Rounded(time.Second, errors.New("x"))
+	states(api.Error, "round")
+	states(api.Unknown, "drift")
+	b.pass(time.Hour)
+	states(api.Unknown, "round")
+
+	b = newBed(t) // a site without a document is not looked at until one comes
+	b.Keeps()
+	b.Rounded(time.Second, nil)
+	b.pass(time.Hour)
+	states(api.OK, "round")
+}
+
+// The providers of a node whose agent is not connected are unknown, whatever they were.
+func TestProvidersOfSilentNode(t *testing.T) {
+	b := newBed(t)
+	b.keep()
+	b.publish("drift/latest", drift.Report{Unknown: []plan.Unknown{{Scope: "n1", Kind: "near.bridge", Error: "away"}}})
+	for _, nodes := range [][]site.NodeStatus{{{Name: "n1"}}, nil} {
+		b.nodes = nodes
+		if c := b.component("provider/n1/near"); c.State != api.Unknown || c.Detail != "its node is not connected to this replica" {
+			t.Errorf("%+v", c)
+		}
+		if got := sample(b.scrape(), `converge_provider_up{provider="near",scope="n1"}`); got != "" {
+			t.Errorf("it is up: %s", got)
+		}
+	}
+	if c := b.component("provider/site/far"); c.State != api.OK {
+		t.Errorf("%+v", c)
 	}
 }

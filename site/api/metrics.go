@@ -83,7 +83,9 @@ func (m *metrics) event(e event.Event) {
 	case event.StepFailed:
 		m.step(e.Step, e.Undo, failed, e.Took)
 	case event.RunEnded:
-		m.runs.WithLabelValues(string(e.Run.Status)).Inc()
+		if e.Run.Status != state.RunOpen { // it is resumed, and ends then
+			m.runs.WithLabelValues(string(e.Run.Status)).Inc()
+		}
 	}
 }
 
@@ -120,7 +122,7 @@ func (a *API) Registry() prometheus.Gatherer { return a.metrics.registry }
 type gauges struct {
 	a *API
 
-	build, info, keeper, phase, since, serial, drift, complete, provider, node, nodes, holds, cert, nodeCert, store *prometheus.Desc
+	build, info, keeper, round, phase, since, serial, drift, complete, provider, node, nodes, holds, cert, nodeCert, store *prometheus.Desc
 }
 
 func newGauges(a *API) *gauges {
@@ -132,6 +134,7 @@ func newGauges(a *API) *gauges {
 		build:    desc("converge_build_info", "The program: always 1.", "version", "go_version"),
 		info:     desc("converge_site_info", "The site, and what the site agent may do by itself: always 1.", "site", "mode"),
 		keeper:   desc("converge_keeper", "1 when this replica keeps the site, 0 when it waits."),
+		round:    desc("converge_round_last_timestamp_seconds", "When this replica, which keeps the site, last ended a round. Absent when it has not, or waits."),
 		phase:    desc("converge_status_phase", "1 for the phase that the site is in, as published by whoever keeps it.", "phase"),
 		since:    desc("converge_status_since_timestamp_seconds", "When the published status became what it is."),
 		serial:   desc("converge_document_serial", "The serial of the newest document; 0 when there is none."),
@@ -150,7 +153,7 @@ func newGauges(a *API) *gauges {
 // Describe implements [prometheus.Collector].
 func (g *gauges) Describe(c chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		g.build, g.info, g.keeper, g.phase, g.since, g.serial, g.drift, g.complete, g.provider, g.node, g.nodes, g.holds, g.cert, g.nodeCert, g.store,
+		g.build, g.info, g.keeper, g.round, g.phase, g.since, g.serial, g.drift, g.complete, g.provider, g.node, g.nodes, g.holds, g.cert, g.nodeCert, g.store,
 	} {
 		c <- d
 	}
@@ -170,6 +173,9 @@ func (g *gauges) Collect(c chan<- prometheus.Metric) {
 	put(g.info, 1, a.o.Site.Name, a.o.Mode)
 	put(g.keeper, number(me.role == keeping))
 	put(g.store, number(f.store == nil))
+	if me.round != nil {
+		put(g.round, seconds(me.round.ended))
+	}
 	if f.store == nil {
 		g.stored(f, put)
 	}

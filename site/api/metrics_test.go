@@ -57,7 +57,7 @@ func TestMetrics(t *testing.T) {
 	b.enrol(state.Node{Name: "gpu-01"})
 	b.enrol(state.Node{Name: "gpu-02"})
 	b.enrol(state.Node{Name: "gpu-03", Ban: &state.NodeBan{Reason: "stolen"}})
-	b.nodes = []site.NodeStatus{{Name: "gpu-01", Connected: true, Since: b.time()}, {Name: "stranger", Connected: true, Since: b.time()}}
+	b.nodes = []site.NodeStatus{{Name: "gpu-01", Connected: true, Since: b.time()}, {Name: "n1", Connected: true}, {Name: "stranger", Connected: true, Since: b.time()}}
 	ends := fmt.Sprint(float64(b.trust.NotAfter.UnixMilli()) / 1000)
 	b.samples(map[string]string{
 		`converge_site_info{mode="observe",site="test"}`: "1",
@@ -88,6 +88,7 @@ func TestMetrics(t *testing.T) {
 
 	// Something is wrong everywhere.
 	b.Rounded(time.Second, errors.New("x"))
+	last := fmt.Sprint(float64(b.time().UnixMilli()) / 1000)
 	b.publish("status", site.Status{Phase: site.Failed})
 	b.publish("drift/latest", drift.Report{Drifted: make([]drift.Item, 3), Unstated: make([]drift.Item, 2), Strays: make([]plan.Unmanaged, 4), Unmanaged: make([]plan.Unmanaged, 5), Unknown: []plan.Unknown{{Scope: "n1", Kind: "near.bridge", Error: "away"}}})
 	b.commit(b.Store.HoldOp(state.Hold{Scope: "site", Reason: "x"}), b.Store.FreezeOp(state.Hold{Reason: "x", By: "ada"}))
@@ -95,18 +96,20 @@ func TestMetrics(t *testing.T) {
 	b.API.Event(event.StepFailed{Step: step, Took: time.Second})
 	b.API.Event(event.StepDone{Step: step, Undo: true})
 	b.API.Event(event.RunEnded{Run: state.Run{Status: state.RunReverted}})
+	b.API.Event(event.RunEnded{Run: state.Run{Status: state.RunOpen}}) // it is resumed later
 	b.samples(map[string]string{
 		`converge_rounds_total{result="error"}`: "1", `converge_status_phase{phase="in-sync"}`: "0", `converge_status_phase{phase="failed"}`: "1",
 		`converge_drift_objects{sort="drifted"}`: "3", `converge_drift_objects{sort="unstated"}`: "2", `converge_drift_objects{sort="stray"}`: "4",
 		`converge_drift_objects{sort="unmanaged"}`: "5", `converge_drift_objects{sort="unknown"}`: "1", "converge_drift_complete": "0", "converge_holds": "2",
 		`converge_provider_up{provider="near",scope="n1"}`: "0", `converge_steps_total{action="update",kind="far.net",result="error"}`: "1",
 		`converge_steps_total{action="undo",kind="far.net",result="ok"}`: "1", `converge_runs_total{status="reverted"}`: "1",
+		`converge_runs_total{status="open"}`: "", "converge_round_last_timestamp_seconds": last,
 	})
 
 	// On standby the counters stand still, what is in the store is shown, and what only the keeper knows is not.
 	b.Waits(state.KeeperInfo{Who: "ada@lab"})
 	b.samples(map[string]string{
-		"converge_keeper": "0", `converge_status_phase{phase="failed"}`: "1", `converge_provider_up{provider="near",scope="n1"}`: "", `converge_rounds_total{result="error"}`: "1",
+		"converge_keeper": "0", `converge_status_phase{phase="failed"}`: "1", `converge_provider_up{provider="near",scope="n1"}`: "", "converge_round_last_timestamp_seconds": "", `converge_rounds_total{result="error"}`: "1",
 	})
 	b.down.Store(true)
 	b.samples(map[string]string{"converge_store_up": "0", "converge_holds": "", `converge_status_phase{phase="failed"}`: "", "converge_keeper": "0"})

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -19,15 +20,17 @@ import (
 // Limits of the servers.
 const (
 	MaxHeader   = 16 << 10 // bytes of the header of a request
-	MaxRequests = 64       // that are answered at a time; /healthz and /readyz do not count
+	MaxRequests = 64       // that are answered at a time; /healthz, /readyz, /state and /v1/site do not count
+	MaxSummary  = 16       // requests for /state and /v1/site that are answered at a time
+	MaxConns    = 256      // connections of a listener at a time; one more is closed at once
 
 	readTime  = 10 * time.Second
 	writeTime = time.Minute
-	idleTime  = 2 * time.Minute
+	idleTime  = 20 * time.Second // a connection without requests takes the place of another one
 )
 
 // Serve answers requests on a listener with a handler of an [API], until ctx is done; requests in progress then have a moment to end.
-// It closes the listener, and fails when that can no longer be listened on.
+// It closes the listener, and fails when that can no longer be listened on. Of connections it holds [MaxConns] at a time.
 func (a *API) Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	s := &http.Server{
 		Handler: h, MaxHeaderBytes: MaxHeader, ReadHeaderTimeout: readTime, ReadTimeout: readTime, WriteTimeout: writeTime, IdleTimeout: idleTime,
@@ -42,7 +45,7 @@ func (a *API) Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 			_ = s.Close()
 		}
 	})
-	err := s.Serve(l)
+	err := s.Serve(&capped{Listener: l, max: MaxConns})
 	if !stop() {
 		<-ended
 	}
@@ -80,8 +83,8 @@ func (a *API) Handler() http.Handler {
 		r := a.Ready()
 		return r, r.code(), nil
 	}))
-	slots := make(chan struct{}, MaxRequests)
-	limited := func(f answer) http.Handler {
+	slots, summary := make(chan struct{}, MaxRequests), make(chan struct{}, MaxSummary)
+	limited := func(f answer, slots chan struct{}) http.Handler {
 		h := a.respond(f)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			select {
@@ -89,13 +92,16 @@ func (a *API) Handler() http.Handler {
 				defer func() { <-slots }()
 				h.ServeHTTP(w, r)
 			default:
-				w.Header().Set("Retry-After", "1")
-				a.refuse(w, problem(http.StatusServiceUnavailable, "there are %d requests in progress already", MaxRequests))
+				a.refuse(w, problem(http.StatusServiceUnavailable, "there are %d requests in progress already", cap(slots)))
 			}
 		})
 	}
 	for path, f := range a.routes() {
-		mux.Handle(path, limited(f))
+		in := slots
+		if path == "/state" || path == "/v1/site" { // whoever looks what is wrong must not be kept out by what is
+			in = summary
+		}
+		mux.Handle(path, limited(f, in))
 	}
 	mux.Handle("/", a.respond(func(r *http.Request) (any, int, error) {
 		return nil, 0, problem(http.StatusNotFound, "there is nothing at %s; see /v1/openapi.json", r.URL.Path)
@@ -103,14 +109,22 @@ func (a *API) Handler() http.Handler {
 	return a.guard(mux)
 }
 
-// guard refuses what no route allows.
+// guard refuses what no route allows, and answers for a handler that panics.
 func (a *API) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			if p := recover(); p == http.ErrAbortHandler {
+				panic(p)
+			} else if p != nil {
+				a.o.Logger.Error("a request made the program fail: this is a bug", "path", r.URL.Path, "error", a.text(fmt.Sprint(p)), "stack", string(debug.Stack()))
+				a.refuse(w, problem(http.StatusInternalServerError, "the program failed at this request; its log says how"))
+			}
+		}()
 		switch {
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
 			a.refuse(w, problem(http.StatusMethodNotAllowed, "this interface only reads: use GET or HEAD"))
-		case misdirected(r):
+		case r.URL.Path != "/healthz" && misdirected(r): // that the process lives is no secret, and probes name any host
 			a.refuse(w, problem(http.StatusMisdirectedRequest, "the address of this server is one of this machine only, and the request names another host"))
 		default:
 			next.ServeHTTP(w, r)
@@ -129,9 +143,9 @@ func misdirected(r *http.Request) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
-	host = strings.Trim(host, "[]")
+	host = strings.TrimSuffix(strings.Trim(host, "[]"), ".")
 	ip, err := netip.ParseAddr(host)
-	return host != "localhost" && (err != nil || !ip.IsLoopback())
+	return !strings.EqualFold(host, "localhost") && (err != nil || !ip.IsLoopback())
 }
 
 func headers(w http.ResponseWriter, kind string) {
@@ -164,7 +178,7 @@ func (a *API) respond(f answer) http.Handler {
 		tag := `"` + hex.EncodeToString(sum[:16]) + `"`
 		headers(w, "application/json")
 		w.Header().Set("ETag", tag)
-		if status == 0 && slices.Contains(tags(r), tag) {
+		if has := tags(r); status == 0 && (slices.Contains(has, tag) || slices.Contains(has, "*")) {
 			w.WriteHeader(http.StatusNotModified)
 			return
 		}
@@ -185,6 +199,9 @@ func tags(r *http.Request) (list []string) {
 
 // refuse writes a problem.
 func (a *API) refuse(w http.ResponseWriter, p *Problem) {
+	if p.Status == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", "1")
+	}
 	headers(w, "application/problem+json")
 	w.WriteHeader(p.Status)
 	_ = json.NewEncoder(w).Encode(p) // who has gone does not need it

@@ -5,10 +5,13 @@ import (
 	_ "embed" // the description
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -17,6 +20,13 @@ import (
 	"converge.dev/converge/schema"
 	"converge.dev/converge/site"
 	"converge.dev/converge/state"
+)
+
+// How long a request waits.
+const (
+	inTurn  = 2 * time.Second  // until it may read all records
+	longest = 10 * time.Second // while all records are read
+	brief   = 5 * time.Second  // while runs and their steps are read
 )
 
 // Pages.
@@ -58,9 +68,12 @@ type page struct {
 }
 
 func pageOf(r *http.Request) (page, error) {
-	q := r.URL.Query()
+	q, err := url.ParseQuery(r.URL.RawQuery)
 	p := page{after: q.Get("after"), limit: DefaultPage}
-	if text := q.Get("limit"); text != "" {
+	if err != nil {
+		return p, problem(http.StatusBadRequest, "the query cannot be understood")
+	}
+	if text := q.Get("limit"); q.Has("limit") {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > MaxPage {
 			return p, problem(http.StatusBadRequest, "limit: want a number from 1 to %d", MaxPage)
@@ -141,14 +154,18 @@ func (a *API) resources(r *http.Request) (any, int, error) {
 			return nil, 0, problem(http.StatusBadRequest, "after: %v", err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), writeTime/2)
-	defer cancel()
+	queue := time.NewTimer(inTurn)
+	defer queue.Stop()
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
-	case <-ctx.Done():
-		return nil, 0, context.Cause(ctx)
+	case <-queue.C:
+		return nil, 0, problem(http.StatusServiceUnavailable, "the records are being read for other requests, one at a time")
+	case <-r.Context().Done():
+		return nil, 0, context.Cause(r.Context())
 	}
+	ctx, cancel := context.WithTimeout(r.Context(), longest)
+	defer cancel()
 	records, err := a.o.Store.Records(ctx)
 	if err != nil {
 		return nil, 0, away(err)
@@ -190,11 +207,13 @@ func (a *API) listRuns(r *http.Request) (any, int, error) {
 			return nil, 0, problem(http.StatusBadRequest, "after: there is no run %s", p.after)
 		}
 	}
+	ctx, cancel := context.WithTimeout(r.Context(), brief)
+	defer cancel()
 	part, next := cut(all.list, from, p, func(r *state.Run) string { return r.ID })
 	part = slices.Clone(part)
 	for i := range part {
 		part[i] = a.clean(part[i])
-		if part[i].Done, err = engine.Finished(r.Context(), a.o.Store, part[i]); err != nil {
+		if part[i].Done, err = engine.Finished(ctx, a.o.Store, part[i]); err != nil {
 			return nil, 0, away(err)
 		}
 	}
@@ -215,22 +234,24 @@ func (a *API) oneRun(r *http.Request) (any, int, error) {
 	}
 	from := 0
 	if p.after != "" {
-		if from, err = strconv.Atoi(p.after); err != nil || from < 0 {
+		if from, err = strconv.Atoi(p.after); err != nil || from < 0 || from >= math.MaxInt32 {
 			return nil, 0, problem(http.StatusBadRequest, "after: want the number of a step")
 		}
 		from++
 	}
+	ctx, cancel := context.WithTimeout(r.Context(), brief)
+	defer cancel()
 	id := r.PathValue("id")
-	run, err := a.o.Store.Run(r.Context(), id)
+	run, err := a.o.Store.Run(ctx, id)
 	if errors.Is(err, state.ErrNotFound) {
 		return nil, 0, problem(http.StatusNotFound, "there is no run %s", id)
 	}
 	if err != nil {
 		return nil, 0, away(err)
 	}
-	steps, err := engine.Steps(r.Context(), a.o.Store, run)
+	steps, err := engine.Steps(ctx, a.o.Store, run)
 	if err == nil {
-		run.Done, err = engine.Finished(r.Context(), a.o.Store, run)
+		run.Done, err = engine.Finished(ctx, a.o.Store, run)
 	}
 	if err != nil {
 		return nil, 0, away(err)

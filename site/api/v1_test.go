@@ -170,7 +170,8 @@ func TestDescription(t *testing.T) {
 		}
 	}
 	// What goes wrong is described, too.
-	for _, asked := range []string{"/v1/runs/none", "/v1/resources?limit=0", "/v1/resources?limit=1001", "/v1/resources?after=x", "/v1/runs?after=x", "/v1/nodes?limit=x"} {
+	for _, asked := range []string{"/v1/runs/none", "/v1/resources?limit=0", "/v1/resources?limit=1001", "/v1/resources?after=x", "/v1/runs?after=x", "/v1/nodes?limit=x",
+		"/v1/nodes?limit=", "/v1/nodes?limit=%zz"} {
 		res, body := b.get(asked)
 		if res.StatusCode != http.StatusBadRequest && res.StatusCode != http.StatusNotFound {
 			t.Errorf("%s: %d", asked, res.StatusCode)
@@ -272,7 +273,7 @@ func TestTag(t *testing.T) {
 		res, _ := b.get(path)
 		tag := res.Header.Get("ETag")
 		b.pass(time.Minute)
-		for _, header := range []string{tag, `"x", W/` + tag} {
+		for _, header := range []string{tag, `"x", W/` + tag, "*"} {
 			if res, body := b.get(path, "If-None-Match", header); res.StatusCode != http.StatusNotModified || body != "" || tag == "" {
 				t.Errorf("%s with %s: %d %q", path, header, res.StatusCode, body)
 			}
@@ -424,7 +425,7 @@ func TestServe(t *testing.T) {
 	address, stop := b.serve(b.Handler())
 	do := func(change func(*http.Request)) int {
 		t.Helper()
-		r, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/healthz", nil)
+		r, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/v1/openapi.json", nil)
 		change(r)
 		res, err := http.DefaultTransport.RoundTrip(r)
 		if err != nil {
@@ -434,12 +435,16 @@ func TestServe(t *testing.T) {
 		return res.StatusCode
 	}
 	for host, want := range map[string]int{
+		"Localhost.:7480": 200, "127.0.0.1.": 200,
 		address: 200, "localhost:7480": 200, "localhost": 200, "127.0.0.1": 200, "[::1]:7480": 200,
 		"evil.example": 421, "evil.example:7480": 421, "127.0.0.1.evil.example": 421, "10.0.0.1:7480": 421,
 	} {
 		if got := do(func(r *http.Request) { r.Host = host }); got != want {
 			t.Errorf("host %s: %d, want %d", host, got, want)
 		}
+	}
+	if got := do(func(r *http.Request) { r.Host, r.URL.Path = "converge.example", "/healthz" }); got != 200 { // as a probe asks
+		t.Errorf("/healthz of another host: %d", got)
 	}
 	if got := do(func(r *http.Request) { r.Header.Set("X", strings.Repeat("x", 2*api.MaxHeader)) }); got != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("a large header: %d", got)
@@ -460,7 +465,7 @@ func TestManyRequests(t *testing.T) {
 	results := make(chan int, api.MaxRequests+1)
 	for range api.MaxRequests + 1 {
 		go func() {
-			res, _ := ask(h, "GET", "/v1/resources")
+			res, _ := ask(h, "GET", "/v1/runs")
 			results <- res.StatusCode
 		}()
 	}

@@ -16,16 +16,17 @@ import (
 )
 
 // approveOtherwise says what to do where nobody can be asked.
-const approveOtherwise = "Look at the plan with converge approve, then use -auto-approve with its digest."
+const approveOtherwise = "Look at the plan with converge approve -show, then use -auto-approve with its digest."
 
 func (a *app) approveCommand() *cobra.Command {
-	var unasked, revoke bool
+	var unasked, revoke, show bool
 	c := &cobra.Command{
 		Use:   "approve [DIGEST]",
 		Short: "Approve the plan that the site agent waits with",
 		Long: `Show the plan that waits for approval, ask, and approve it: the site agent (converge
 serve) then applies exactly this plan, once. Without a DIGEST, list what waits, since
-when, and who has approved it. The first 16 digits of the digest are enough.
+when, and who has approved it. The first 16 digits of the digest are enough. -show only
+shows the plan that waits, as converge plan does.
 
 An approval is for one plan. It is valid for 24 hours; if the document or the site
 changes so that the plan becomes another one, that one needs approvals of its own. Where
@@ -36,8 +37,10 @@ audit log (converge audit).
 Who approves is USER@HOST of this process. The store cannot verify that: whoever can
 write to the store can write any name. Restrict who can.
 
-With -json, print one object: waiting, a list; or approved, by, approvals and needs.`,
+With -json, print one object: waiting, a list; or approved, by, approvals and needs; or,
+with -show, the plan, as converge show does.`,
 		Example: `  converge approve
+  converge approve -show
   converge approve 9b1f27c04de81a35
   converge approve -auto-approve -json 9b1f27c04de81a35
   converge approve -revoke 9b1f27c04de81a35`,
@@ -45,6 +48,7 @@ With -json, print one object: waiting, a list; or approved, by, approvals and ne
 		ValidArgsFunction: a.completeWaiting,
 	}
 	c.Flags().BoolVar(&unasked, "auto-approve", false, "do not show the plan or ask: the digest says which plan is meant")
+	c.Flags().BoolVar(&show, "show", false, "only show the plan that waits; nobody is asked")
 	c.Flags().BoolVar(&revoke, "revoke", false, "take back your own approval, if the plan has not been applied yet")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
@@ -56,6 +60,14 @@ With -json, print one object: waiting, a list; or approved, by, approvals and ne
 		if err != nil {
 			return err
 		}
+		if show {
+			if revoke || unasked {
+				return &view.Problem{What: "-show cannot be combined with -revoke or -auto-approve"}
+			}
+			if len(args) == 0 && w != nil {
+				args = []string{w.Approval}
+			}
+		}
 		if len(args) == 0 {
 			if revoke || unasked {
 				return &view.Problem{What: "a digest is required", Fix: "converge approve lists what waits."}
@@ -64,6 +76,9 @@ With -json, print one object: waiting, a list; or approved, by, approvals and ne
 		}
 		if w == nil || !plan.Approves(args[0], w.Approval) {
 			return notWaiting(args[0], w)
+		}
+		if show {
+			return s.printWaiting(ctx, w)
 		}
 		if revoke {
 			return s.unapprove(ctx, w, approvals)
@@ -103,7 +118,7 @@ func notWaiting(digest string, w *state.Waiting) error {
 	case len(digest) < plan.ShortApproval:
 		p.Fix = fmt.Sprintf("Give at least the first %d digits; converge approve lists what waits.", plan.ShortApproval)
 	case w != nil:
-		p.Fix = fmt.Sprintf("Another plan waits, %s: the document or the site has changed. Look at it with: converge approve", w.Approval[:plan.ShortApproval])
+		p.Fix = fmt.Sprintf("Another plan waits, %s: the document or the site has changed. Look at it with: converge approve -show", w.Approval[:plan.ShortApproval])
 	}
 	return refusal{p}
 }
@@ -128,28 +143,31 @@ func (s *session) approve(ctx context.Context, w *state.Waiting, unasked bool) e
 		}
 	}
 	by := who()
-	if err := s.store.Approve(ctx, *w, by, time.Now()); errors.Is(err, state.ErrGuard) {
-		return refusal{&view.Problem{What: "the plan has changed meanwhile", Fix: "Nothing was approved. Look at the new one with: converge approve", Err: err}}
-	} else if err != nil {
-		return err
-	}
-	_, approvals, err := s.waiting(ctx)
+	given := []state.Approval{{Plan: w.Approval, By: by, At: time.Now().UTC()}}
+	_, approvals, err := s.waiting(ctx) // before: afterwards the plan may be applied already
 	if err != nil {
 		return err
 	}
-	if len(approvals) == 0 { // it is applied already
-		approvals = []state.Approval{{Plan: w.Approval, By: by, At: time.Now().UTC()}}
+	for _, v := range approvals {
+		if v.Plan == w.Approval && schema.Person(v.By) != schema.Person(by) {
+			given = append(given, v)
+		}
+	}
+	if err := s.store.Approve(ctx, *w, by, time.Now()); errors.Is(err, state.ErrGuard) {
+		return refusal{&view.Problem{What: "the plan has changed meanwhile", Fix: "Nothing was approved. Look at the new one with: converge approve -show", Err: err}}
+	} else if err != nil {
+		return err
 	}
 	text := "Approved."
 	switch keeper, err := s.store.Kept(ctx); {
-	case len(approvals) < w.Needs:
-		text += fmt.Sprintf(" %d of %d people have approved the plan.", len(approvals), w.Needs)
+	case len(given) < w.Needs:
+		text += fmt.Sprintf(" %d of %d people have approved the plan.", len(given), w.Needs)
 	case err == nil && keeper == nil:
 		text += " No site agent is running: the next one applies the plan."
 	default:
 		text += " The site agent applies the plan; see: converge runs"
 	}
-	return s.did(false, map[string]any{"approved": w.Approval, "by": by, "approvals": approvals, "needs": w.Needs}, text+"\n")
+	return s.did(false, map[string]any{"approved": w.Approval, "by": by, "approvals": given, "needs": w.Needs}, text+"\n")
 }
 
 func (s *session) unapprove(ctx context.Context, w *state.Waiting, approvals []state.Approval) error {
@@ -171,8 +189,30 @@ func (s *session) unapprove(ctx context.Context, w *state.Waiting, approvals []s
 
 // showWaiting shows the plan that waits.
 func (s *session) showWaiting(ctx context.Context, w *state.Waiting) error {
-	if _, err := s.schema(); err != nil { // the view needs to know which fields are secret
+	p, err := s.waitingPlan(ctx, w)
+	if err == nil {
+		s.view.Plan(p)
+	}
+	return err
+}
+
+// printWaiting prints the plan that waits, as the result of the command.
+func (s *session) printWaiting(ctx context.Context, w *state.Waiting) error {
+	p, err := s.waitingPlan(ctx, w)
+	if err != nil {
 		return err
+	}
+	if s.flags.json {
+		return s.printJSON(view.PlanDocument(p, view.PlanOrigin{Digest: w.Plan, At: w.Since, Converge: s.sys.Version, Kinds: s.kinds}))
+	}
+	s.print(view.PlanText(p, s.kinds, s.style(s.sys.Stdout), s.flags.layout))
+	return nil
+}
+
+// waitingPlan reads the plan that waits.
+func (s *session) waitingPlan(ctx context.Context, w *state.Waiting) (*plan.Plan, error) {
+	if _, err := s.schema(); err != nil { // the view needs to know which fields are secret
+		return nil, err
 	}
 	var p *plan.Plan
 	body, err := s.store.WaitingPlan(ctx, *w)
@@ -183,10 +223,9 @@ func (s *session) showWaiting(ctx context.Context, w *state.Waiting) error {
 		err = errors.New("it is not the plan with this digest")
 	}
 	if err != nil {
-		return &view.Problem{What: "the plan that waits cannot be read", Where: err.Error(), Fix: "Try again: the site agent may have replaced it.", Err: err}
+		return nil, &view.Problem{What: "the plan that waits cannot be read", Where: err.Error(), Fix: "Try again: the site agent may have replaced it.", Err: err}
 	}
-	s.view.Plan(p)
-	return nil
+	return p, nil
 }
 
 func (s *session) listWaiting(w *state.Waiting, approvals []state.Approval) error {

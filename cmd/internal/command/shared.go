@@ -274,10 +274,10 @@ func (a *app) openLog() error {
 	return nil
 }
 
-// who returns the person and the machine, for locks and runs.
+// who returns the person and the machine, for locks, runs and approvals.
 func who() string {
-	name := strconv.Itoa(os.Getuid())
-	if u, err := user.Current(); err == nil {
+	name := "uid-" + strconv.Itoa(os.Getuid())
+	if u, err := user.Current(); err == nil && !invented(u) {
 		name = u.Username
 	}
 	host, err := os.Hostname()
@@ -285,6 +285,24 @@ func who() string {
 		host = "localhost"
 	}
 	return name + "@" + host
+}
+
+// invented reports whether the name of a user may be what $USER says and not what the system does. A program without libraries knows
+// only the users in /etc/passwd, and of any other package user takes the environment's word, which anybody can choose.
+func invented(u *user.User) bool {
+	if u.Name != "" || u.Username != os.Getenv("USER") {
+		return false
+	}
+	users, err := os.ReadFile("/etc/passwd")
+	if err != nil {
+		return true
+	}
+	for line := range strings.Lines(string(users)) {
+		if f := strings.Split(line, ":"); len(f) > 2 && f[0] == u.Username && f[2] == u.Uid {
+			return false
+		}
+	}
+	return true
 }
 
 // did reports what a command has done, as JSON or as text. From then on the status reflects that, whatever happens to the

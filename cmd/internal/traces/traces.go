@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
@@ -54,7 +56,14 @@ const (
 	tracesProtocol = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 	exporter       = "OTEL_TRACES_EXPORTER"
 	disabled       = "OTEL_SDK_DISABLED"
+	headers        = "OTEL_EXPORTER_OTLP_HEADERS"
+	tracesHeaders  = "OTEL_EXPORTER_OTLP_TRACES_HEADERS"
+	resources      = "OTEL_RESOURCE_ATTRIBUTES"
+	queueSize      = "OTEL_BSP_MAX_QUEUE_SIZE"
 )
+
+// queue is how many spans wait to be sent at most, unless the environment says otherwise: a run with very many steps has that many.
+const queue = 64 << 10
 
 // patience is how long Close waits at most for what has not been sent yet, unless options say otherwise.
 const patience = 2 * time.Second
@@ -77,6 +86,8 @@ type Traces struct {
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 	parent   context.Context
+	ended    *ended
+	sent     *quiet
 
 	mu    sync.Mutex
 	run   trace.Span // nil while no run is in progress
@@ -93,7 +104,7 @@ type key struct {
 
 // Wanted reports whether the environment says where traces are sent.
 func Wanted(env func(string) string) bool {
-	return cmp.Or(env(tracesEndpoint), env(endpoint)) != "" && env(exporter) != "none" && env(disabled) != "true"
+	return cmp.Or(env(tracesEndpoint), env(endpoint)) != "" && env(exporter) != "none" && !strings.EqualFold(env(disabled), "true")
 }
 
 // Open returns nil when the environment does not say where traces are sent, and fails when it cannot be understood. It connects to
@@ -108,6 +119,13 @@ func Open(ctx context.Context, o Options) (*Traces, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if err := check(o.Env); err != nil {
+		return nil, fmt.Errorf("traces cannot be sent: %w", err)
+	}
+	o.Scrub = without(o.Scrub, values(o.Env))
+	t := &Traces{o: o, steps: map[key]trace.Span{}}
+	otel.SetLogger(logr.FromSlogHandler(&valueless{o.Logger.Handler()}))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { o.Logger.Warn("traces are not complete", "error", t.text(err)) }))
 	again := struct {
 		Enabled                                      bool
 		InitialInterval, MaxInterval, MaxElapsedTime time.Duration
@@ -123,15 +141,19 @@ func Open(ctx context.Context, o Options) (*Traces, error) {
 		err = fmt.Errorf("%s is %q: want http/protobuf or grpc", protocol, p)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("traces cannot be sent: %w", err)
+		return nil, fmt.Errorf("traces cannot be sent: %s", t.text(err))
 	}
 	of, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(),
 		resource.WithAttributes(attribute.String("service.name", "converge"), attribute.String("service.version", o.Version)), resource.WithFromEnv())
 	if err != nil { // a part of it is not known
-		o.Logger.Warn("the resource of traces is not complete", "error", err)
+		o.Logger.Warn("the resource of traces is not complete: see "+resources, "error", t.text(err))
 	}
-	t := &Traces{o: o, steps: map[key]trace.Span{}}
-	t.provider = sdktrace.NewTracerProvider(sdktrace.WithResource(of), sdktrace.WithBatcher(&quiet{SpanExporter: to, log: o.Logger}))
+	t.sent = &quiet{SpanExporter: to, t: t}
+	if t.ended, err = batches(t.sent, o.Env); err != nil {
+		o.Logger.Warn("there are no traces: the variables OTEL_BSP_… cannot be used", "error", t.text(err))
+		return nil, nil
+	}
+	t.provider = sdktrace.NewTracerProvider(sdktrace.WithResource(of), sdktrace.WithSpanProcessor(t.ended))
 	t.tracer = t.provider.Tracer("converge.dev/converge", trace.WithInstrumentationVersion(o.Version))
 	t.parent = propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": o.Parent})
 	return t, nil
@@ -140,10 +162,11 @@ func Open(ctx context.Context, o Options) (*Traces, error) {
 // quiet is an exporter whose failures are logged here: the first, and then no other one until something was sent.
 type quiet struct {
 	sdktrace.SpanExporter
-	log *slog.Logger
+	t *Traces
 
 	mu     sync.Mutex
 	failed bool
+	spans  int64 // that were sent
 }
 
 // ExportSpans implements [sdktrace.SpanExporter].
@@ -152,7 +175,10 @@ func (q *quiet) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) 
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if err != nil && !q.failed {
-		q.log.Warn("traces cannot be sent, and are dropped", "error", err)
+		q.t.o.Logger.Warn("traces cannot be sent, and are dropped", "error", q.t.text(err))
+	}
+	if err == nil {
+		q.spans += int64(len(spans))
 	}
 	q.failed = err != nil
 	return nil
@@ -273,8 +299,13 @@ func (t *Traces) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(t.o.Patience, patience))
 	defer cancel()
 	if err := t.provider.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		t.o.Logger.Warn("traces could not be closed", "error", err)
+		t.o.Logger.Warn("traces could not be closed", "error", t.text(err))
 	} else if err != nil {
 		t.o.Logger.Warn("traces were not sent in time, and are dropped")
+	}
+	t.sent.mu.Lock()
+	defer t.sent.mu.Unlock()
+	if lost := t.ended.spans.Load() - t.sent.spans; lost > 0 {
+		t.o.Logger.Warn("the traces lack spans that were not sent", "spans", lost)
 	}
 }

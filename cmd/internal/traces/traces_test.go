@@ -278,6 +278,13 @@ func TestOpen(t *testing.T) {
 		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_TRACES_EXPORTER": "none"}, false, ""},
 		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}, false, ""},
 		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, true, "http/json"},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "True"}, false, ""},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:4318"}, true, "OTEL_EXPORTER_OTLP_ENDPOINT: want"},
+		{map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "localhost:4318"}, true, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: want"},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://"}, true, "OTEL_EXPORTER_OTLP_ENDPOINT: want"},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_HEADERS": "key"}, true, "OTEL_EXPORTER_OTLP_HEADERS: want"},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_HEADERS": "a b=c"}, true, "OTEL_EXPORTER_OTLP_HEADERS: want"},
+		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_HEADERS": "a=b,"}, true, ""},
 	} {
 		tr, err := traces.Open(t.Context(), traces.Options{Env: func(name string) string { return c.env[name] }})
 		if (tr != nil) != (c.wanted && c.err == "") || (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
@@ -334,7 +341,80 @@ func TestRefused(t *testing.T) {
 		tr.Event(event.RunEnded{Run: state.Run{Status: state.RunApplied}})
 	}
 	tr.Close()
+	if !strings.Contains(log.String(), "spans=3") {
+		t.Errorf("it does not say how many spans were not sent:\n%s", log.String())
+	}
 	if n := strings.Count(log.String(), "cannot be sent"); n != 1 {
 		t.Errorf("told %d times:\n%s", n, log.String())
+	}
+}
+
+// Sizes that the SDK cannot use do not end the program: there are no traces then.
+func TestSizes(t *testing.T) {
+	for _, name := range []string{"OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+			t.Setenv(name, "-1")
+			var log bytes.Buffer
+			if tr := open(t, time.Millisecond, &log); tr != nil || !strings.Contains(log.String(), "there are no traces") {
+				t.Errorf("%v\n%s", tr, log.String())
+			}
+		})
+	}
+}
+
+// What the environment keeps secret is in no log and in no error, whatever is wrong with it or with the collector.
+func TestSecretsOfEnvironment(t *testing.T) {
+	const secret = "canary-of-the-environment"
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, canary+" "+r.Header.Get("Key")+" "+strings.Repeat("x", 4<<10))
+	}))
+	defer s.Close()
+	at := strings.TrimPrefix(s.URL, "http://")
+	for name, env := range map[string]map[string]string{
+		"headers":       {"OTEL_EXPORTER_OTLP_ENDPOINT": s.URL, "OTEL_EXPORTER_OTLP_HEADERS": "key=" + secret},
+		"pair":          {"OTEL_EXPORTER_OTLP_ENDPOINT": s.URL, "OTEL_EXPORTER_OTLP_HEADERS": secret},
+		"header name":   {"OTEL_EXPORTER_OTLP_ENDPOINT": s.URL, "OTEL_EXPORTER_OTLP_HEADERS": "a b" + secret + "=x"},
+		"encoding":      {"OTEL_EXPORTER_OTLP_ENDPOINT": s.URL, "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "key=" + secret + "%zz"},
+		"user":          {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://ada:" + secret + "@" + at},
+		"bad endpoint":  {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://ada:" + secret + "@[::1"},
+		"other":         {"OTEL_EXPORTER_OTLP_ENDPOINT": s.URL, "OTEL_EXPORTER_OTLP_TIMEOUT": secret},
+		"attributes":    {"OTEL_EXPORTER_OTLP_ENDPOINT": s.URL, "OTEL_RESOURCE_ATTRIBUTES": secret},
+		"attribute":     {"OTEL_EXPORTER_OTLP_ENDPOINT": s.URL, "OTEL_RESOURCE_ATTRIBUTES": "a=" + secret + "%zz"},
+		"sampler's arg": {"OTEL_EXPORTER_OTLP_ENDPOINT": s.URL, "OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "x"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for k, v := range env {
+				t.Setenv(k, v)
+			}
+			stderr, err := os.Create(t.TempDir() + "/stderr")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stderr.Close()
+			was := os.Stderr
+			os.Stderr = stderr
+			defer func() { os.Stderr = was }()
+			var log bytes.Buffer
+			tr, err := traces.Open(t.Context(), traces.Options{
+				Env: os.Getenv, Site: "test", Version: "1", Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug - 10})),
+				Scrub: func(s string) string { return strings.ReplaceAll(s, canary, "***") }, Patience: time.Minute,
+			})
+			tr.Event(event.RunStarted{Run: state.Run{ID: "r"}})
+			tr.Event(event.RunEnded{Run: state.Run{Status: state.RunApplied}})
+			tr.Close()
+			printed, rerr := os.ReadFile(stderr.Name())
+			if rerr != nil {
+				t.Fatal(rerr)
+			}
+			all := log.String() + string(printed)
+			if err != nil {
+				all += err.Error()
+			}
+			if strings.Contains(all, secret) || strings.Contains(all, canary) || strings.Contains(all, strings.Repeat("x", 2<<10)) || len(printed) > 0 {
+				t.Errorf("%s", all)
+			}
+		})
 	}
 }

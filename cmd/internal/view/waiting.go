@@ -29,5 +29,8 @@ func WaitingText(w *state.Waiting, approvals []state.Approval, s Style) string {
 	if len(w.By) > 0 {
 		text += "It may be approved by: " + clean(strings.Join(w.By, ", ")) + "\n"
 	}
-	return text + "To see and approve it: converge approve " + w.Approval[:min(len(w.Approval), plan.ShortApproval)] + "\n"
+	if w.Lapsed != "" {
+		text += "An approval does not count any more: " + clean(w.Lapsed) + "\n"
+	}
+	return text + "To see it: converge approve -show\nTo see and approve it: converge approve " + w.Approval[:min(len(w.Approval), plan.ShortApproval)] + "\n"
 }
