@@ -24,15 +24,18 @@ func (p Path) Crosses(kind string, c providers.Call) bool {
 	if !strings.HasPrefix(kind, "ovs.") {
 		return true
 	}
-	for _, server := range p.Servers {
+	return slices.ContainsFunc(p.Servers, func(server string) bool {
 		hops, err := hops(server)
-		if err != nil || slices.ContainsFunc(hops, func(l netlink.Link) bool {
-			return !direct(l) || c.ID == l.Attrs().Name || mentions(map[string]any(c.Want), l.Attrs().Name) || mentions(map[string]any(c.Have), l.Attrs().Name)
-		}) {
-			return true
-		}
-	}
-	return false
+		return err != nil || crosses(hops, c)
+	})
+}
+
+// crosses reports whether a change of Open vSwitch may cut a connection that goes through some links.
+func crosses(hops []netlink.Link, c providers.Call) bool {
+	return slices.ContainsFunc(hops, func(l netlink.Link) bool {
+		name := l.Attrs().Name
+		return !direct(l) || c.ID == name || mentions(map[string]any(c.Want), name) || mentions(map[string]any(c.Have), name)
+	})
 }
 
 // direct reports whether what goes through a link leaves the machine there, or through another link that is known to be part of the path.
