@@ -36,7 +36,7 @@ deps: ## install the daemons and the kernel that the tests start (Debian package
 # rest runs beside it: three packages and these few tests at a time where the longest wait for a machine in QEMU and for leases.
 RACED := ./engine ./engine/... ./guard/... ./schema/... ./providers/... ./state/... ./trust/... ./agent/... ./site/... ./internal/...
 UNRACED := ./schema/kinds ./schema/load ./providers/carbide
-UNRACED_TESTS := ^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestCallsToList|TestLawsOlderServer)$$
+UNRACED_TESTS := ^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestRevise|TestReviseWithinTheLimits|TestManyProblems|TestLoadIsLinear|TestIntake|TestCallsToList|TestLawsOlderServer)$$
 
 .PHONY: test
 test: deps ## all tests, against real daemons too (20 min)

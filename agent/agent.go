@@ -20,6 +20,7 @@ import (
 
 	"converge.dev/converge/agent/ledger"
 	"converge.dev/converge/agent/task"
+	"converge.dev/converge/guard"
 	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/internal/reverse"
 	"converge.dev/converge/providers"
@@ -41,9 +42,16 @@ type Options struct {
 
 	// Guard makes a provider undo by itself what cuts the node off. Optional.
 	Guard func(schema.Site, *providers.Provider) (*providers.Provider, error)
+	// Undo is the program that Guard uses, of which the status tells. Optional.
+	Undo *guard.Client
+
+	// Local listens for those on this machine who ask how the agent stands, such as [ListenLocal]. That it cannot is logged. Optional.
+	Local func(dir string) (net.Listener, error)
+	Log   *Log // optional; of what they can read
 
 	Version string // of the agent
 	Logger  *slog.Logger
+	Ready   func()                                                      // optional; called once, when the agent serves what it can and dials its site
 	Dial    func(ctx context.Context, address string) (net.Conn, error) // optional; TCP
 	Now     func() time.Time                                            // optional; time.Now
 }
@@ -62,6 +70,14 @@ type agent struct {
 	serves  []*providers.Provider
 	missing map[string]error        // what could not be opened
 	servers map[string]*grpc.Server // that of the last connection to each address
+
+	started  time.Time
+	contacts map[string]*contact            // by address
+	pulses   map[*providers.Provider]*pulse // of those that can say how they stand
+	renewal  struct {                       // the last try; err is nil when it succeeded
+		err error
+		at  time.Time
+	}
 
 	tend chan struct{} // has an element while the site has a newer trust document
 }
@@ -87,13 +103,14 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, book.Close()) }()
 	a := &agent{Options: o, id: id, missing: map[string]error{}, servers: map[string]*grpc.Server{}, tend: make(chan struct{}, 1)}
+	a.started, a.contacts, a.pulses = o.Now(), map[string]*contact{}, map[*providers.Provider]*pulse{}
 	a.node = remote.NewNode(remote.NodeOptions{
 		Name: id.Node(),
 		Tasks: &task.Checker{
 			Site: id.Site().ID, Node: id.Node(), Keys: a.keys, Now: o.Now,
 			Floor: func() time.Time { return book.Standing().Floor },
 		},
-		Ledger: book, Key: id.NodeKey, Trust: func() int64 { return id.Document().Version }, Behind: a.behind, Version: o.Version, Now: o.Now, Logger: o.Logger,
+		Ledger: book, Key: id.NodeKey, Trust: func() int64 { return id.Document().Version }, Behind: a.behind, Unwell: a.unwell, Version: o.Version, Now: o.Now, Logger: o.Logger,
 	})
 	if a.set, err = providers.NewSet(); err != nil {
 		return err
@@ -112,11 +129,23 @@ func Run(ctx context.Context, o Options) (err error) {
 	for _, server := range o.Servers {
 		running.Go(func() {
 			_ = reverse.Keep(ctx, id.Node(), func(ctx context.Context) (net.Conn, error) { return a.Dial(ctx, server) }, id.TLS(),
-				func(o ...grpc.ServerOption) *grpc.Server { return a.serve(server, o) }, o.Logger.With("server", server))
+				func(o ...grpc.ServerOption) *grpc.Server { return a.serve(server, o) }, o.Logger.With("server", server),
+				func(t reverse.Turn) { a.told(server, t) })
 		})
+	}
+	if o.Ready != nil {
+		o.Ready()
 	}
 	running.Go(func() { a.reopen(ctx) })
 	running.Go(func() { a.renew(ctx) })
+	running.Go(func() { a.feel(ctx) })
+	if o.Local != nil {
+		if l, err := o.Local(o.Dir); err != nil {
+			o.Logger.Warn("nobody on this machine can ask how the agent stands", "error", err)
+		} else {
+			running.Go(func() { a.serveLocal(ctx, l) })
+		}
+	}
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
@@ -200,7 +229,7 @@ func (a *agent) reopen(ctx context.Context) {
 
 // serve makes the server for one connection to an address.
 func (a *agent) serve(address string, o []grpc.ServerOption) *grpc.Server {
-	s := grpc.NewServer(o...)
+	s := grpc.NewServer(append(o, a.asks(address)...)...)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	report := func(ctx context.Context, words [][]byte) error { return a.report(ctx, address, words) }
@@ -238,7 +267,7 @@ func (a *agent) behind() {
 func (a *agent) renew(ctx context.Context) {
 	for {
 		next := min(max(a.id.RenewAt().Sub(a.Now()), 0), time.Hour)
-		if err := a.refresh(ctx); err != nil && ctx.Err() == nil {
+		if err := a.refresh(ctx, false); err != nil && ctx.Err() == nil {
 			a.Logger.Warn("the certificate or the trust document could not be renewed", "error", err)
 			next = every
 		}
@@ -255,11 +284,16 @@ func (a *agent) renew(ctx context.Context) {
 	}
 }
 
-// refresh asks the first server that answers for newer trust documents, and for a new certificate when it is time.
-func (a *agent) refresh(ctx context.Context) error {
+// refresh asks the first server that answers for newer trust documents, and for a new certificate when it is time, or forced.
+func (a *agent) refresh(ctx context.Context, force bool) (err error) {
+	defer func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.renewal.err, a.renewal.at = err, a.Now()
+	}()
 	var errs []error
 	for _, server := range a.Servers {
-		err := a.refreshAt(ctx, server)
+		err := a.refreshAt(ctx, server, force)
 		if err == nil {
 			return nil
 		}
@@ -268,10 +302,10 @@ func (a *agent) refresh(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (a *agent) refreshAt(ctx context.Context, server string) error {
+func (a *agent) refreshAt(ctx context.Context, server string, force bool) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if a.Now().Before(a.id.RenewAt()) {
+	if !force && a.Now().Before(a.id.RenewAt()) {
 		return a.id.CatchUp(ctx, server)
 	}
 	conn, err := grpc.NewClient("passthrough:///"+server, grpc.WithTransportCredentials(credentials.NewTLS(a.id.RenewTLS())), grpc.WithContextDialer(a.Dial))

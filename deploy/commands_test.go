@@ -204,7 +204,7 @@ func TestSettings(t *testing.T) {
 			}
 		}
 	}
-	if sites != 2 || agents != 1 {
+	if sites != 3 || agents != 1 {
 		t.Errorf("settings of %d sites and %d agents were found", sites, agents)
 	}
 }

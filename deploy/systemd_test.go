@@ -99,6 +99,10 @@ func TestGuardStandsAlone(t *testing.T) {
 			t.Errorf("%s ties the guard to something that can end", name)
 		}
 	}
+	// That it is up means that what a reboot found is undone, which the program says itself.
+	if !slices.Equal(guard["Type"], []string{"notify"}) || !slices.Equal(agent["Type"], []string{"notify"}) || len(guard["TimeoutStartSec"]) != 1 {
+		t.Errorf("the guard is up when its process is: Type=%s, TimeoutStartSec=%s; the agent: Type=%s", guard["Type"], guard["TimeoutStartSec"], agent["Type"])
+	}
 	// The same providers need the same.
 	for _, name := range []string{"CapabilityBoundingSet", "DeviceAllow", "RestrictAddressFamilies", "ProtectKernelTunables", "StateDirectory"} {
 		if !slices.Equal(guard[name], agent[name]) {

@@ -196,7 +196,8 @@ func (f *following) follow(p *plan.Plan, in *plan.Input, read map[schema.Ref]boo
 // lookAt makes the inputs of a plan about a part of a document, and about those of refs that are recorded. Gone is what will no
 // longer be there, or not as the same thing. When more has to be read first, it returns the refs of that and nothing else.
 func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema.Ref, gone map[schema.Ref]bool) (in plan.Input, more []schema.Ref, err error) {
-	in = plan.Input{Kinds: e.o.Kinds, Document: doc, Begun: e.unresolved(ctx), Part: &plan.Part{Owners: map[schema.Place]map[string]schema.Ref{}}}
+	runs, _ := e.o.Store.Runs(ctx) // what cannot be read is reported by whoever needs it
+	in = plan.Input{Kinds: e.o.Kinds, Document: doc, Begun: e.unresolved(ctx, runs), Part: &plan.Part{Owners: map[schema.Place]map[string]schema.Ref{}}}
 	chosen, declared := map[schema.Ref]bool{}, map[schema.Ref]bool{}
 	for _, ref := range refs {
 		chosen[ref] = true
@@ -281,7 +282,7 @@ func (e *Engine) lookAt(ctx context.Context, doc *schema.Document, refs []schema
 		maps.Copy(in.Observed.Unknown, more.Unknown)
 		maps.Copy(in.Observed.Unsupported, more.Unsupported)
 	}
-	in.Servers = e.servers(ctx, set)
+	in.Servers, _ = e.servers(ctx, set.All())
 	more, err = e.owners(ctx, &in, at, chosen)
 	return in, more, err
 }

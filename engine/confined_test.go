@@ -105,7 +105,7 @@ func TestWatchThatHangs(t *testing.T) {
 				}
 			}
 		})
-		for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: farNeeds, Full: time.Hour}) {
+		for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: func() []providers.Need { return farNeeds }, Full: time.Hour}) {
 			if err != nil || len(places) == 0 {
 				t.Errorf("%v, %v", places, err)
 			}

@@ -55,6 +55,9 @@ type Engine struct {
 	secret schema.Kinds            // kinds that have secrets; valid with vault
 
 	passing bool // the key of the vault is stored nowhere
+
+	opened   int             // how often providers were opened or closed
+	reopened map[string]bool // scopes whose providers were closed since a [Memory] took notice
 }
 
 // New makes an engine. Close releases its connections; the store stays open.

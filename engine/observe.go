@@ -25,65 +25,98 @@ func (e *Engine) look(ctx context.Context, doc *schema.Document, strays bool) (p
 	if err != nil {
 		return plan.Input{}, err
 	}
+	runs, _ := e.o.Store.Runs(ctx) // what cannot be read is reported by whoever needs it
 	share(records, doc.Resources)
 	e.register(ctx, records, nil)
-	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records, Begun: e.unresolved(ctx)}
-	at := map[schema.Place]bool{}   // what is observed
-	live := map[schema.Place]bool{} // where a plan may delete
-	if strays {
-		for i := range records { // things that are only referred to have to exist
-			if r := &records[i]; !r.Gone {
-				maps.Copy(at, places(plan.Outside(e.o.Kinds, r.Ref, r.Spec, r.After)))
-			}
-		}
-		for ref := range in.Begun { // what an open run makes is there too
-			at[ref.Place()] = true
-		}
-	}
-	for i := range doc.Resources {
-		r := &doc.Resources[i]
-		at[r.Ref.Place()] = true
-		if r.Lifecycle.Adopt == schema.AdoptMatch { // and then replaced
-			live[r.Ref.Place()] = true
-		}
-	}
+	in := plan.Input{Kinds: e.o.Kinds, Document: doc, Recorded: records, Begun: e.unresolved(ctx, runs)}
+	r := reaching{strays: strays, at: map[schema.Place]bool{}, live: map[schema.Place]bool{}}
 	for i := range records {
-		r := &records[i]
-		if !r.Gone {
-			live[r.Ref.Place()] = true
-		}
-		if !r.Gone || strays {
-			at[r.Ref.Place()] = true
+		rec := &records[i]
+		r.record(rec.Ref.Place(), !rec.Gone)
+		if strays && !rec.Gone { // things that are only referred to have to exist
+			maps.Copy(r.at, places(plan.Outside(e.o.Kinds, rec.Ref, rec.Spec, rec.After)))
 		}
 	}
-	set, err := e.connect(ctx, doc.Site, needs(at))
+	r.document(e.o.Kinds, doc)
+	set, err := r.reach(ctx, e, doc.Site, in.Begun)
 	if err != nil {
 		return plan.Input{}, err
 	}
 	in.Traits = set.Traits
-	if strays {
+	in.Observed = e.observe(ctx, set, r.at, liveIDs(records))
+	in.Servers, _ = e.servers(ctx, set.All())
+	return in, ctx.Err()
+}
+
+// reaching collects where a site has to be observed.
+type reaching struct {
+	strays   bool                  // also wherever a thing with our mark may be
+	at       map[schema.Place]bool // what is observed
+	live     map[schema.Place]bool // where a plan may delete
+	choosing []schema.Place        // of the candidates that the planner chooses from
+}
+
+// record adds a place for which something is recorded, and whether that exists.
+func (r *reaching) record(at schema.Place, exists bool) {
+	if exists {
+		r.live[at] = true
+	}
+	if exists || r.strays {
+		r.at[at] = true
+	}
+}
+
+// document adds the places of the resources of a document.
+func (r *reaching) document(kinds schema.Kinds, doc *schema.Document) {
+	var last schema.Place
+	var choosy bool
+	for i := range doc.Resources {
+		d := &doc.Resources[i]
+		if at := d.Ref.Place(); at != last {
+			last, choosy = at, slices.ContainsFunc(kinds[at.Kind].Fields, func(f schema.Field) bool { return f.Choose != nil })
+			r.at[at] = true
+		}
+		if d.Lifecycle.Adopt == schema.AdoptMatch { // and then replaced
+			r.live[last] = true
+		}
+		if choosy {
+			for _, f := range chooses(kinds[d.Ref.Kind], d) {
+				r.choosing = append(r.choosing, schema.Place{Scope: d.Ref.Scope, Kind: f.Choose.Kind})
+			}
+		}
+	}
+}
+
+// reach connects to the providers that serve these places, and adds those that show only then. Begun is what an open run has yet to
+// settle: what that makes is there too.
+func (r *reaching) reach(ctx context.Context, e *Engine, site schema.Site, begun map[schema.Ref]bool) (*providers.Set, error) {
+	if r.strays {
+		for ref := range begun {
+			r.at[ref.Place()] = true
+		}
+	}
+	set, err := e.connect(ctx, site, needs(r.at))
+	if err != nil {
+		return nil, err
+	}
+	if r.strays {
 		set.Each(func(scope string, k providers.Served, _ *providers.Provider) {
 			if k.Traits.Mark {
-				at[schema.Place{Scope: scope, Kind: k.Name}] = true
+				r.at[schema.Place{Scope: scope, Kind: k.Name}] = true
 			}
 		})
 	}
-	for p := range live { // what refers to a thing decides whether it may be deleted
+	for p := range r.live { // what refers to a thing decides whether it may be deleted
 		if k, _, ok := set.Find(p.Scope, p.Kind); ok && k.Traits.DeleteUnchecked {
-			for _, r := range plan.Referrers(e.o.Kinds, p.Kind) {
-				at[schema.Place{Scope: p.Scope, Kind: r.Name}] = true
+			for _, by := range plan.Referrers(e.o.Kinds, p.Kind) {
+				r.at[schema.Place{Scope: p.Scope, Kind: by.Name}] = true
 			}
 		}
 	}
-	for i := range doc.Resources { // candidates that the planner chooses from
-		r := &doc.Resources[i]
-		for _, f := range chooses(e.o.Kinds[r.Ref.Kind], r) {
-			at[schema.Place{Scope: r.Ref.Scope, Kind: f.Choose.Kind}] = true
-		}
+	for _, at := range r.choosing {
+		r.at[at] = true
 	}
-	in.Observed = e.observe(ctx, set, at, liveIDs(records))
-	in.Servers = e.servers(ctx, set)
-	return in, ctx.Err()
+	return set, nil
 }
 
 // share lets the records of resources that are as they were applied last share the specs of the document, so that what is said twice
@@ -114,11 +147,7 @@ func chooses(k *schema.Kind, r *schema.Resource) (fields []*schema.Field) {
 }
 
 // unresolved returns what an open run has yet to settle. A run that cannot be read is left out: resuming it reports why.
-func (e *Engine) unresolved(ctx context.Context) map[schema.Ref]bool {
-	runs, err := e.o.Store.Runs(ctx)
-	if err != nil {
-		return nil
-	}
+func (e *Engine) unresolved(ctx context.Context, runs []state.Run) map[schema.Ref]bool {
 	refs := map[schema.Ref]bool{}
 	for _, run := range runs {
 		if run.Status != state.RunOpen {
@@ -176,6 +205,7 @@ func (e *Engine) connect(ctx context.Context, site schema.Site, needs []provider
 	})
 	for _, p := range set.All() {
 		p.Obstacles = vault.Foresee(p.Obstacles)
+		e.opened++
 	}
 	if e.set == nil {
 		e.set, e.open = set, map[providers.Need]bool{}
@@ -198,6 +228,11 @@ func (e *Engine) Reopen(scope string) error {
 			delete(e.open, n)
 		}
 	}
+	e.opened++
+	if e.reopened == nil {
+		e.reopened = map[string]bool{}
+	}
+	e.reopened[scope] = true
 	return e.set.Drop(scope)
 }
 

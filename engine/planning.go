@@ -84,17 +84,22 @@ func (e *Engine) decide(ctx context.Context, in *plan.Input, o plan.Options) (*p
 // was done since. It is -1 while a run is open, which may do more.
 func (e *Engine) worked(ctx context.Context) (epoch int64, err error) {
 	runs, err := e.o.Store.Runs(ctx)
+	if err != nil {
+		return 0, err
+	}
+	amended, err := e.o.Store.Amended(ctx)
+	return workedBy(runs, amended), err
+}
+
+func workedBy(runs []state.Run, amended state.Amended) int64 {
+	epoch := amended.Epoch
 	for i := range runs {
 		if runs[i].Status == state.RunOpen {
-			return -1, err
+			return -1
 		}
 		epoch = max(epoch, runs[i].Epoch)
 	}
-	if err != nil {
-		return epoch, err
-	}
-	amended, err := e.o.Store.Amended(ctx)
-	return max(epoch, amended.Epoch), err
+	return epoch
 }
 
 // judge adds to a plan the refusals that concern the document and the store as a whole. Live is how many things are recorded as

@@ -142,6 +142,8 @@ func (e *Engine) repairPart(d state.Damage, r Repair, runs []state.Run) Repair {
 		r.Done = "removed: the plan that waits for approval; the site agent stores it again"
 	case state.PartApproval:
 		r.Done = "removed: what somebody had approved; it has to be approved again"
+	case state.PartOutbox:
+		r.Done = "removed: an event for the cloud, which reads the state itself, or a note of what it was told, which it may be told again"
 	case state.PartServer:
 		r.Done = "removed: the next apply records the server that answers then, so make sure that it is the right one"
 	case state.PartAmended:

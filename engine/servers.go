@@ -14,13 +14,13 @@ import (
 	"converge.dev/converge/state"
 )
 
-// servers asks the far sides for their identity. One that has none, or does not answer, is left out: its kinds show why.
-func (e *Engine) servers(ctx context.Context, set *providers.Set) []state.Server {
+// servers asks the far sides for their identity. One that has none is left out, and so is one that does not answer, which is mute: its kinds
+// show why.
+func (e *Engine) servers(ctx context.Context, far []*providers.Provider) (list []state.Server, mute []*providers.Provider) {
 	var mu sync.Mutex
-	var list []state.Server
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, e.o.Parallelism)
-	for _, p := range set.All() {
+	for _, p := range far {
 		if p.Identity == nil {
 			continue
 		}
@@ -28,22 +28,23 @@ func (e *Engine) servers(ctx context.Context, set *providers.Set) []state.Server
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			id, err := p.Identity(ctx)
+			mu.Lock()
+			defer mu.Unlock()
 			if err != nil {
 				e.o.Logger.Debug("failed to query a server for its identity", "provider", p.Name, "scope", p.Scope, "error", err)
-				return
-			}
-			if id != "" {
-				mu.Lock()
-				defer mu.Unlock()
+				mute = append(mute, p)
+			} else if id != "" {
 				list = append(list, state.Server{Scope: p.Scope, Provider: p.Name, Identity: id})
 			}
 		})
 	}
 	wg.Wait()
-	slices.SortFunc(list, func(a, b state.Server) int {
-		return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Provider, b.Provider))
-	})
-	return list
+	slices.SortFunc(list, compareServers)
+	return list, mute
+}
+
+func compareServers(a, b state.Server) int {
+	return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Provider, b.Provider))
 }
 
 // strangers pairs each known server with the different one that has answered in its place.
@@ -95,7 +96,8 @@ func (e *Engine) sameServers(ctx context.Context, set *providers.Set, p *plan.Pl
 		}
 	}
 	var ds []event.Difference
-	for _, pair := range strangers(expected, e.servers(ctx, set)) {
+	now, _ := e.servers(ctx, set.All())
+	for _, pair := range strangers(expected, now) {
 		ds = append(ds, event.Difference{Detail: fmt.Sprintf("the plan was made for the %s server in scope %s that identifies itself as %s, but %s answers",
 			pair[0].Provider, pair[0].Scope, pair[0].Identity, pair[1].Identity)})
 	}

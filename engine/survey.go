@@ -27,7 +27,8 @@ func (e *Engine) Survey(ctx context.Context, site schema.Site, needs []providers
 		at[p] = true
 	}
 	s := &survey.Survey{Site: site, Recorded: records, Observed: e.observe(ctx, set, at, liveIDs(records)), Traits: set.Traits}
-	for _, known := range e.servers(ctx, set) {
+	answered, _ := e.servers(ctx, set.All())
+	for _, known := range answered {
 		s.Servers = append(s.Servers, survey.Server{Server: known, Build: e.build(ctx, set, known)})
 	}
 	for _, n := range needs { // a provider that could not be opened shows nothing, which does not mean that it is empty

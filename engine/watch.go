@@ -15,51 +15,68 @@ import (
 
 // Watching says what is watched, and what else makes [Engine.Watch] yield.
 type Watching struct {
-	Needs []providers.Need
+	Needs func() []providers.Need // asked again whenever anything makes it yield
 	Want  func(schema.Place) bool // optional: of what the needs serve; everything when nil
-	Full  time.Duration           // how often everything is yielded, because not every provider reports every change; required
-	Wake  <-chan struct{}         // optional: each element makes it yield, maybe no place
+	Full  time.Duration           // how often everything is yielded, because not every provider reports every change; zero: never
+	Wake  <-chan struct{}         // optional: each element makes it yield, maybe nothing
+}
+
+// Changed is a place at which something may have changed.
+type Changed struct {
+	schema.Place
+	IDs []string // of the things that may have; none: any
 }
 
 // Watch yields the places at which something may have changed: at first all of them, after that those for which a provider reports a
 // change, and all of them from time to time. What is reported while the caller looks comes next, once. A place whose provider cannot
-// report at the moment is yielded then, and again when it reports anew. Nothing is changed. The caller may use the engine in the
-// loop. It ends with an error: the cause of ctx, once that is done.
-func (e *Engine) Watch(ctx context.Context, site schema.Site, what Watching) iter.Seq2[[]schema.Place, error] {
-	return func(yield func([]schema.Place, error) bool) {
+// report at the moment is yielded then, and again when it reports anew; so is one that has not been watched before. Nothing is changed.
+// The caller may use the engine in the loop. It ends with an error: the cause of ctx, once that is done.
+func (e *Engine) Watch(ctx context.Context, site schema.Site, what Watching) iter.Seq2[[]Changed, error] {
+	return func(yield func([]Changed, error) bool) {
 		ctx, stop := context.WithCancel(ctx)
-		w := watcher{changed: map[schema.Place]bool{}, watched: map[schema.Place]bool{}, more: make(chan struct{}, 1)}
+		w := watcher{changed: map[schema.Place]ids{}, watched: map[schema.Place]watched{}, more: make(chan struct{}, 1)}
 		defer w.running.Wait()
 		defer stop()
-		tick := time.NewTicker(what.Full)
-		defer tick.Stop()
-		for {
-			set, err := e.connect(ctx, site, what.Needs)
-			if err != nil {
-				yield(nil, err)
+		var full <-chan time.Time
+		if what.Full > 0 {
+			tick := time.NewTicker(what.Full)
+			defer tick.Stop()
+			full = tick.C
+		}
+		var needs []providers.Need
+		for everything := true; ; {
+			if now := what.Needs(); everything || !slices.Equal(needs, now) {
+				needs = now
+				if _, err := e.connect(ctx, site, needs); err != nil {
+					yield(nil, err)
+					return
+				}
+			}
+			all := served(e.set, needs, what.Want)
+			w.watch(ctx, e.set, all)
+			if everything {
+				for _, at := range all {
+					w.add(at)
+				}
+				everything = false
+				if len(all) == 0 {
+					w.wake()
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-full:
+				everything = true
+				continue
+			case <-what.Wake:
+			case <-w.more:
+			}
+			if ctx.Err() != nil { // both may be so
+				yield(nil, context.Cause(ctx))
 				return
 			}
-			all := served(set, what.Needs, what.Want)
-			w.watch(ctx, set, all)
-			w.add(all...)
-			for again := false; !again; {
-				select {
-				case <-ctx.Done():
-					yield(nil, context.Cause(ctx))
-					return
-				case <-tick.C:
-					again = true
-					continue
-				case <-what.Wake:
-				case <-w.more:
-				}
-				if ctx.Err() != nil { // both may be so
-					yield(nil, context.Cause(ctx))
-					return
-				}
-				if !yield(w.take(), nil) {
-					return
-				}
+			if !yield(w.take(), nil) {
+				return
 			}
 		}
 	}
@@ -74,28 +91,54 @@ var rewatch = retry.Policy{First: 100 * time.Millisecond, Cap: 10 * time.Second}
 // A watcher collects what the watches of several places report.
 type watcher struct {
 	mu      sync.Mutex
-	changed map[schema.Place]bool
+	changed map[schema.Place]ids
 	more    chan struct{} // has an element while something has changed
-	watched map[schema.Place]bool
+	watched map[schema.Place]watched
 	running sync.WaitGroup
 }
 
-// watch watches the places that are not watched yet. It returns once everything that changes from now on is reported, where a provider
-// reports anything, and does not hang.
+// A watched place is followed until stop is called.
+type watched struct {
+	by   *providers.Provider
+	stop context.CancelFunc
+}
+
+// watch watches these places and no others. It returns once everything that changes from now on is reported, where a provider reports
+// anything, and does not hang.
 func (w *watcher) watch(ctx context.Context, set *providers.Set, places []schema.Place) {
 	var starting sync.WaitGroup
+	here := make(map[schema.Place]bool, len(places))
 	for _, p := range places {
-		k, _, ok := set.Find(p.Scope, p.Kind)
-		if w.watched[p] || !ok || k.Watch == nil {
+		here[p] = true
+		k, by, ok := set.Find(p.Scope, p.Kind)
+		had, is := w.watched[p]
+		if is && had.by == by {
 			continue
 		}
-		w.watched[p] = true
+		if is { // by a provider that was closed
+			had.stop()
+			delete(w.watched, p)
+		}
+		if !ok {
+			continue
+		}
+		until, stop := context.WithCancel(ctx)
+		if w.watched[p] = (watched{by, stop}); k.Watch == nil {
+			w.add(p) // it begins to be there
+			continue
+		}
 		starting.Add(1)
 		started := sync.OnceFunc(starting.Done)
 		w.running.Go(func() {
 			defer started()
-			w.follow(ctx, p, k.Watch, started)
+			w.follow(until, p, k.Watch, started)
 		})
+	}
+	for p, had := range w.watched {
+		if !here[p] {
+			had.stop()
+			delete(w.watched, p)
+		}
 	}
 	started := make(chan struct{})
 	w.running.Go(func() {
@@ -115,14 +158,16 @@ func (w *watcher) watch(ctx context.Context, set *providers.Set, places []schema
 func (w *watcher) follow(ctx context.Context, p schema.Place, watch providers.Watch, started func()) {
 	pause := rewatch.Pauses()
 	for ctx.Err() == nil {
-		for _, err := range watch(ctx) {
+		for which, err := range watch(ctx) {
 			if ctx.Err() != nil { // that it ends is no change
 				return
 			}
 			if err == nil {
 				pause = rewatch.Pauses()
+			} else {
+				which = nil
 			}
-			w.add(p)
+			w.add(p, which...)
 			started()
 		}
 		select {
@@ -132,28 +177,32 @@ func (w *watcher) follow(ctx context.Context, p schema.Place, watch providers.Wa
 	}
 }
 
-// add reports changes.
-func (w *watcher) add(places ...schema.Place) {
+// add reports a change of some things at a place; of any when none are named.
+func (w *watcher) add(p schema.Place, which ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, p := range places {
-		w.changed[p] = true
-	}
+	w.changed[p] = w.changed[p].and(which)
+	w.wake()
+}
+
+func (w *watcher) wake() {
 	select {
 	case w.more <- struct{}{}:
 	default:
 	}
 }
 
-// take returns the places that have changed since the last call.
-func (w *watcher) take() []schema.Place {
+// take returns what has changed since the last call, by place.
+func (w *watcher) take() (changes []Changed) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	select { // reported since
 	case <-w.more:
 	default:
 	}
-	places := slices.SortedFunc(maps.Keys(w.changed), schema.Place.Compare)
+	for _, p := range slices.SortedFunc(maps.Keys(w.changed), schema.Place.Compare) {
+		changes = append(changes, Changed{p, slices.Sorted(maps.Keys(w.changed[p]))})
+	}
 	clear(w.changed)
-	return places
+	return changes
 }

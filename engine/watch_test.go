@@ -49,14 +49,14 @@ func TestWatch(t *testing.T) {
 	defer cancel(nil)
 	over := errors.New("it is over")
 	var told []string
-	for places, err := range e.Watch(ctx, schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: farNeeds, Full: time.Hour}) {
+	for places, err := range e.Watch(ctx, schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: func() []providers.Need { return farNeeds }, Full: time.Hour}) {
 		if err != nil {
 			if !errors.Is(err, over) {
 				t.Errorf("it ended with: %v", err)
 			}
 			break
 		}
-		told = append(told, fmt.Sprint(places))
+		told = append(told, fmt.Sprint(placesOf(places)))
 		switch len(told) {
 		case 1:
 			if len(places) < 2 {
@@ -67,7 +67,7 @@ func TestWatch(t *testing.T) {
 			made(t, s, "far.net", "b")
 			made(t, s, "far.host", "c")
 		case 3, 4: // the two may come together
-			if slices.Contains(places, schema.Place{Scope: schema.ScopeSite, Kind: "far.host"}) {
+			if slices.ContainsFunc(places, func(c engine.Changed) bool { return c.Kind == "far.host" }) {
 				cancel(over)
 			}
 		default:
@@ -87,8 +87,8 @@ func TestWatchOfSome(t *testing.T) {
 			k.Watch = func(context.Context) iter.Seq2[[]string, error] { panic("nobody wanted " + k.Name) }
 		}
 	})
-	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: farNeeds, Want: func(p schema.Place) bool { return p.Kind == "far.net" }, Full: time.Hour}) {
-		if err != nil || fmt.Sprint(places) != "[site/far.net]" {
+	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: func() []providers.Need { return farNeeds }, Want: func(p schema.Place) bool { return p.Kind == "far.net" }, Full: time.Hour}) {
+		if err != nil || fmt.Sprint(placesOf(places)) != "[site/far.net]" {
 			t.Errorf("%v, %v", places, err)
 		}
 		break
@@ -114,7 +114,7 @@ func TestWatchThatEnds(t *testing.T) {
 			return watch(ctx)
 		}
 	})
-	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: farNeeds, Want: wanted, Full: time.Hour}) {
+	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: func() []providers.Need { return farNeeds }, Want: wanted, Full: time.Hour}) {
 		if err != nil || len(places) != 1 {
 			t.Fatalf("%v, %v", places, err)
 		}
@@ -124,7 +124,7 @@ func TestWatchThatEnds(t *testing.T) {
 	}
 	silent := watched(t, s, func(k *providers.Served) { k.Watch = nil })
 	looks := 0
-	for range silent.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: farNeeds, Want: wanted, Full: time.Millisecond}) {
+	for range silent.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: func() []providers.Need { return farNeeds }, Want: wanted, Full: time.Millisecond}) {
 		if looks++; looks == 3 {
 			break
 		}
@@ -150,7 +150,7 @@ func TestWatchOfWhatIsAway(t *testing.T) {
 		}
 	})
 	defer e.Close()
-	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: farNeeds, Full: time.Millisecond}) {
+	for places, err := range e.Watch(t.Context(), schema.Site{Name: "test", ID: enginetest.SiteID}, engine.Watching{Needs: func() []providers.Need { return farNeeds }, Full: time.Millisecond}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,4 +161,11 @@ func TestWatchOfWhatIsAway(t *testing.T) {
 			return
 		}
 	}
+}
+
+func placesOf(changes []engine.Changed) (places []schema.Place) {
+	for _, c := range changes {
+		places = append(places, c.Place)
+	}
+	return places
 }

@@ -120,8 +120,8 @@ say "Reverted, and proven: the simulator's world is what it was, byte for byte."
 converge dev carbide dump >after.json
 run cmp before.json after.json
 run converge runs
-say "A site that runs itself: a site agent, and two nodes with agents that have enrolled. Nobody runs apply."
-converge dev site -nodes=2 itself >/dev/null 2>&1 &
+say "A site that runs itself: two site agents, and two nodes with agents that have enrolled. Nobody runs apply."
+converge dev site -nodes=2 -replicas=2 itself >/dev/null 2>&1 &
 agents=$!
 until [ -e itself/converge.yaml ]; do sleep 0.1; done
 cd itself
@@ -139,6 +139,20 @@ say "Someone changes a bridge of a node behind converge's back. It is put right.
 run converge dev world put gpu-01/ovs.bridge/br-slice '{"mcast_snooping_enable": true}'
 await converge drift
 run converge runs
+
+say "A change cuts a node off: its uplink goes down, and with it every connection to the site. The node's guard waits for 30 s to be told that the site has reached the node again, and then undoes the change by itself."
+sed '0,/state: "up"/s//state: "down"/' site.cue >cut.cue
+run -9 converge apply -auto-approve -quiet cut.cue
+run converge dev world show -node=gpu-01 | grep -A8 '"uplink"'
+
+say "The site agent that keeps the site is killed, and the document changes. The other one takes over, and makes it come true."
+run converge lock status
+run kill -9 "$(converge lock status -json | tr -d '\n' | sed 's/.*"keeper": *{[^}]*"pid": *\([0-9]*\).*/\1/')"
+sed 's/mcast_snooping_enable: false/mcast_snooping_enable: true/' site.cue >next.cue
+mv next.cue site.cue
+run converge put site.cue
+await converge plan -detailed-exitcode site.cue
+run converge lock status
 cd ..
 
 say "That is all, and nothing of it is left behind. To try next, from here:"

@@ -48,6 +48,9 @@ type Options struct {
 	Boot   func() (string, error)                                               // optional: the id that the kernel has for this boot
 	Uptime func() time.Duration                                                 // optional: the time since the machine was started
 	Logger *slog.Logger
+	// Ready is called once, when the program can be reached and what was due to be undone when it started is undone. What could not be
+	// undone in this boot of the machine does not hold that back. Optional.
+	Ready func()
 
 	// Of tests.
 	listen func() (net.Listener, error)
@@ -141,11 +144,34 @@ func Run(ctx context.Context, o Options) (err error) {
 		return context.Cause(ctx)
 	}
 	o.Logger.Info("guard started", "directory", o.Dir, "guards", len(loaded), "damaged", len(p.damaged))
+	p.tending.Go(func() {
+		if p.clear(ctx, loaded) && o.Ready != nil {
+			o.Ready()
+		}
+	})
 	if err := p.serve(ctx, l); err != nil && ctx.Err() == nil {
 		o.Logger.Error("the guard can no longer be reached: it only undoes what is armed; start it again", "error", err)
 	}
 	<-ctx.Done()
 	return context.Cause(ctx)
+}
+
+// clear waits until nothing of the guards that were loaded is due to be undone, and reports whether that came before the end of ctx. It
+// does not wait for an undo that has failed in this boot: that is reported, and may need what waits for this program.
+func (p *program) clear(ctx context.Context, loaded []*guarded) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	due := func(g *guarded) bool {
+		do, _ := judge(g.standing, p.now())
+		return do == undo && !g.gone && (g.result == nil || g.result.Boot != p.boot)
+	}
+	for slices.ContainsFunc(loaded, due) && ctx.Err() == nil {
+		changed := p.changed
+		p.mu.Unlock()
+		pause(ctx, tick, changed)
+		p.mu.Lock()
+	}
+	return ctx.Err() == nil
 }
 
 // listen listens on a socket that only the owner of its directory can reach. The caller has the lock, so that a socket that is there is one

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"converge.dev/converge/schema"
@@ -67,6 +68,7 @@ func Shown(things []Thing) map[string]string {
 		t := &things[i]
 		shown[t.ID] = schema.Object{
 			"name": t.Name, "mark": t.Mark.String(), "spec": map[string]any(t.Spec), "status": map[string]any(t.Status), "phase": string(t.Phase), "detail": t.Detail, "version": t.Version,
+			"uid": t.UID, "derived": t.Derived, "passing": t.Passing, "unfilled": strings.Join(t.Unfilled, " "),
 		}.Digest()
 	}
 	return shown

@@ -18,7 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"slices"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -57,16 +57,18 @@ type Options struct {
 	Desired func(context.Context) (*schema.Document, error)
 	// Ended is told of each run of the agent that has ended, for the cloud whose document it was for. Optional.
 	Ended func(state.Run)
+	// Said is asked what is written in the transaction that publishes another status, and then called once that is written. Optional.
+	Said func(was, is Status) (with []state.Op, then func())
 	// Mask removes from a report what must not be published.
 	Mask func(*drift.Report) *drift.Report
 	// Reached lists the providers that can be reached now: they are watched.
 	Reached func() []providers.Need
-	// Renewed lists the scopes whose providers may serve something else than when it was called last.
+	// Renewed lists the scopes whose providers may serve something else than when it was called last, and whose providers are opened anew.
 	Renewed func() []string
 	// Rounded is told of each round: how long it took, and how it failed. Optional.
 	Rounded func(took time.Duration, err error)
 
-	Sweep  time.Duration // how long after the last look everything is looked at again
+	Sweep  time.Duration // how often at least everything is looked at, also what no change is reported of
 	Logger *slog.Logger
 	Now    func() time.Time // optional; time.Now
 }
@@ -74,10 +76,11 @@ type Options struct {
 // An Agent keeps one site.
 type Agent struct {
 	o      Options
-	wake   chan struct{} // has an element while something may have changed
-	again  *time.Timer   // makes it look although nothing has changed; nil before the first time
-	report []byte        // the one published last, without its time
-	status Status        // the one published last
+	seen   *engine.Memory // of this time as the one that keeps the site
+	wake   chan struct{}  // has an element while something may have changed
+	again  *time.Timer    // makes it look although nothing has changed
+	report []byte         // the one published last, without its time
+	status Status         // the one published last
 
 	silent map[providers.Need]time.Time // what is left out, and until when: nodes, without a provider, and providers of the site
 	rounds []time.Time                  // when the last ones began
@@ -139,21 +142,25 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.recall(ctx); err != nil {
 		return err
 	}
-	defer a.lookIn(0)
+	sweep := a.o.Sweep - rand.N(a.o.Sweep/10) // not at the same time at all sites
+	a.seen = a.o.Engine.Remember(engine.Remembering{Silent: a.o.Sweep / 20, Sweep: sweep})
+	a.report = nil // others have worked on the site since, and have published how it differs
+	a.again = time.AfterFunc(sweep, a.Look)
+	defer func() { a.again.Stop() }()
 	ctx, stop := context.WithCancelCause(ctx)
 	var background sync.WaitGroup
 	defer background.Wait()
 	defer stop(nil)
 	background.Go(func() { a.listen(ctx) })
 	for {
-		site := a.round(ctx)
+		a.seen.Doubt() // nothing was watched
+		site := a.round(ctx, nil)
 		if site.ID == "" { // there is nothing to watch yet
 			select {
 			case <-a.wake:
 			case <-ctx.Done():
 			}
-		}
-		if ctx.Err() == nil && site.ID != "" {
+		} else if ctx.Err() == nil {
 			a.follow(ctx, site)
 		}
 		if ctx.Err() != nil {
@@ -178,10 +185,9 @@ func (a *Agent) listen(ctx context.Context) {
 	}
 }
 
-// follow does a round whenever something has changed, until other providers have to be watched than now.
+// follow does a round whenever something has changed, until the document is for another site.
 func (a *Agent) follow(ctx context.Context, site schema.Site) {
-	needs := a.o.Reached()
-	for _, err := range a.o.Engine.Watch(ctx, site, engine.Watching{Needs: needs, Full: a.o.Sweep, Wake: a.wake}) {
+	for changes, err := range a.o.Engine.Watch(ctx, site, engine.Watching{Needs: a.o.Reached, Wake: a.wake}) {
 		if err != nil {
 			if ctx.Err() == nil {
 				a.o.Logger.Warn("the providers can no longer be watched", "error", err, "again_in", later)
@@ -190,8 +196,7 @@ func (a *Agent) follow(ctx context.Context, site schema.Site) {
 			return
 		}
 		a.pace(ctx)
-		now := a.round(ctx)
-		if ctx.Err() != nil || now.ID != site.ID || !slices.Equal(needs, a.o.Reached()) {
+		if now := a.round(ctx, changes); ctx.Err() != nil || now.ID != site.ID {
 			return
 		}
 	}
@@ -209,8 +214,10 @@ func (a *Agent) pace(ctx context.Context) {
 	}
 }
 
-// round looks at the site once and does what the mode allows. It returns the site; the zero Site when there is no document yet.
-func (a *Agent) round(ctx context.Context) schema.Site {
+// round looks at what has changed of the site and does what the mode allows. It returns the site; the zero Site when there is no
+// document yet.
+func (a *Agent) round(ctx context.Context, changes []engine.Changed) schema.Site {
+	a.seen.Changed(changes)
 	for _, scope := range a.o.Renewed() {
 		if err := a.o.Engine.Reopen(scope); err != nil {
 			a.o.Logger.Warn("providers could not be closed", "scope", scope, "error", err)
@@ -232,14 +239,11 @@ func (a *Agent) round(ctx context.Context) schema.Site {
 	return site
 }
 
-// lookIn makes the agent look at the site after a while, and no longer when it was to look before; zero: when something changes.
+// lookIn makes the agent look at the site after a while, and no longer when it was to look before; zero: at the next sweep.
 func (a *Agent) lookIn(again time.Duration) {
-	if a.again != nil {
-		a.again.Stop()
-	}
-	if again > 0 {
-		a.again = time.AfterFunc(again, a.Look)
-	}
+	a.again.Stop()
+	due := max(a.seen.Due().Sub(a.o.Now()), busy)
+	a.again = time.AfterFunc(min(cmp.Or(again, due), due), a.Look)
 }
 
 // recall takes up what an earlier process has published: it is not published again, and its run may have to be resumed.
@@ -281,12 +285,16 @@ func (a *Agent) keep(ctx context.Context) (site schema.Site, again time.Duration
 		return site, 0, err
 	}
 	site = doc.Site
-	if err := a.compare(ctx, doc); err != nil {
+	free := a.o.Engine.Free(ctx) // before it looks: what a run changes after this is reported, and looked at again
+	if err := a.seen.Look(ctx, doc); err != nil {
+		return site, 0, err
+	}
+	if err := a.compare(ctx); err != nil {
 		return site, 0, err
 	}
 	var locked *state.LockedError
 	var held *engine.HeldError
-	switch err := a.o.Engine.Free(ctx); {
+	switch err := free; {
 	case errors.As(err, &locked):
 		return site, busy, nil
 	case errors.As(err, &held):
@@ -295,7 +303,7 @@ func (a *Agent) keep(ctx context.Context) (site schema.Site, again time.Duration
 		return site, 0, err
 	}
 	a.own = "" // no run is open
-	p, err := a.o.Engine.Plan(ctx, doc, plan.Options{})
+	p, err := a.seen.Plan(ctx, plan.Options{})
 	if err != nil {
 		return site, 0, err
 	}
@@ -366,9 +374,8 @@ func failed(site schema.Site, run state.Run) Status {
 }
 
 // compare reports how the site differs from what was applied last, where that has become different.
-func (a *Agent) compare(ctx context.Context, doc *schema.Document) error {
-	external := slices.DeleteFunc(slices.Clone(doc.Resources), func(r schema.Resource) bool { return r.External == nil })
-	r, err := a.o.Engine.Drift(ctx, doc.Site, external...)
+func (a *Agent) compare(ctx context.Context) error {
+	r, err := a.seen.Drift(ctx)
 	if err != nil {
 		return err
 	}
@@ -379,7 +386,7 @@ func (a *Agent) compare(ctx context.Context, doc *schema.Document) error {
 	if err != nil || bytes.Equal(body, a.report) {
 		return err
 	}
-	published, err := shortened(r)
+	published, err := Shortened(r, largest)
 	if err != nil {
 		return err
 	}
@@ -395,10 +402,11 @@ func (a *Agent) compare(ctx context.Context, doc *schema.Document) error {
 // largest is the size in bytes of the largest report that is published; the store has a limit for a value.
 const largest = 1 << 20
 
-// shortened returns a report as JSON. Of one that is too large it has the first entries of each list, and says how many are left out.
-func shortened(r *drift.Report) ([]byte, error) {
+// Shortened returns a report as JSON. Of one that has more than that many bytes it has the first entries of each list, and says how many
+// are left out.
+func Shortened(r *drift.Report, most int) ([]byte, error) {
 	body, err := json.Marshal(r)
-	for n := 1000; err == nil && len(body) > largest && n > 0; n /= 2 {
+	for n := 1000; err == nil && len(body) > most && n > 0; n /= 2 {
 		c := *r
 		c.Drifted, c.Unstated, c.Strays = first(c.Drifted, n, &c.Omitted), first(c.Unstated, n, &c.Omitted), first(c.Strays, n, &c.Omitted)
 		c.Unmanaged, c.Remarks, c.Unknown = first(c.Unmanaged, n, &c.Omitted), first(c.Remarks, n, &c.Omitted), first(c.Unknown, n, &c.Omitted)
@@ -423,7 +431,7 @@ func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) 
 	seen := Status{Phase: Differs, Steps: len(p.Steps)}
 	if len(apart) > 0 {
 		seen.Digest = p.Approval()
-		if p, err = a.o.Engine.Plan(ctx, doc, plan.Options{ExcludeRefs: apart}); err != nil {
+		if p, err = a.seen.Plan(ctx, plan.Options{ExcludeRefs: apart}); err != nil {
 			return doc.Site, 0, err
 		}
 	}
@@ -453,7 +461,7 @@ func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) 
 	leave, _ := a.left(doc, p)
 	auto := p
 	if out := union(apart, leave); len(out) > 0 && rest(p, out) {
-		if auto, err = a.o.Engine.Plan(ctx, doc, plan.Options{ExcludeRefs: out}); err != nil {
+		if auto, err = a.seen.Plan(ctx, plan.Options{ExcludeRefs: out}); err != nil {
 			return doc.Site, 0, err
 		}
 	} else if len(out) > 0 { // nothing is left; that need not be planned
@@ -537,11 +545,14 @@ func (a *Agent) apply(ctx context.Context, doc *schema.Document, p *plan.Plan, a
 	var locked *state.LockedError
 	var stale *engine.StaleError
 	var unknown *engine.UnknownError
+	if errors.As(err, &stale) || errors.As(err, &unknown) { // the next plan sees what has changed
+		a.seen.Doubt()
+	}
 	switch {
 	case approval != "" && errors.As(err, &stale):
 		return p.Site, busy, a.outdated(ctx, stale, then)
 	case errors.As(err, &locked), errors.As(err, &stale):
-		return p.Site, busy, nil // the next plan sees what has changed
+		return p.Site, busy, nil
 	case len(guards) > 0 && errors.Is(err, state.ErrGuard): // an approval was taken back, or another plan waits
 		return p.Site, busy, nil
 	case errors.As(err, &unknown) && a.without(unknown.Unknown):
@@ -567,12 +578,17 @@ func (a *Agent) say(ctx context.Context, s Status) error {
 		return nil
 	}
 	s.Since = a.o.Now().UTC()
+	with, then := []state.Op(nil), func() {}
+	if a.o.Said != nil {
+		with, then = a.o.Said(a.status, s)
+	}
 	body, err := json.Marshal(s)
 	if err == nil {
-		err = a.o.Store.Publish(ctx, "status", body)
+		err = a.o.Store.Publish(ctx, "status", body, with...)
 	}
 	if err == nil {
 		a.status = s
+		then()
 		a.o.Logger.Info("status", "phase", string(s.Phase), "serial", s.Site.Serial, "steps", s.Steps, "detail", s.Detail)
 	}
 	return err

@@ -19,7 +19,7 @@ import (
 // otherwise; apart are the resources that are left alone.
 func (a *Agent) leave(ctx context.Context, doc *schema.Document, p *plan.Plan, apart refs, s Status, again time.Duration) (site schema.Site, _ time.Duration, err error) {
 	if len(apart) > 0 {
-		if p, err = a.o.Engine.Plan(ctx, doc, plan.Options{ExcludeRefs: apart}); err != nil {
+		if p, err = a.seen.Plan(ctx, plan.Options{ExcludeRefs: apart}); err != nil {
 			return doc.Site, 0, err
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/remote"
 	"converge.dev/converge/providers/remote/remotepb"
+	"converge.dev/converge/providers/wire/wirepb"
 )
 
 // NodesOptions make [Nodes]. All are required unless they say otherwise.
@@ -96,10 +97,11 @@ type Standing struct {
 	Agent      string    // version of the agent
 	Providers  []string  // what it serves
 	Missing    []Missing // what is configured there and could not be opened
+	Unwell     []Missing // what it serves and whose far side is unavailable
 	Heard      time.Time // when it last answered
 }
 
-// A Missing is a provider that a node could not open.
+// A Missing is a provider of a node that could not be opened, or whose far side is unavailable.
 type Missing struct{ Provider, Why string }
 
 // A NodeStatus says how a node stands.
@@ -108,11 +110,38 @@ type NodeStatus struct {
 	Connected bool
 	Since     time.Time // when it came, or went
 	Address   string    // from which it is connected
+	Hung      bool      // it is connected, and does not answer
 	Standing
 }
 
+// Health says in a word how the agent of a node does, and why it is not ok.
+func (s *NodeStatus) Health() (word, why string) {
+	switch {
+	case !s.Connected:
+		return NodeAway, "it is not connected"
+	case s.Hung:
+		return NodeHung, "it is connected, and does not answer"
+	case len(s.Missing) > 0:
+		return NodeDegraded, s.Missing[0].Provider + " could not be opened: " + s.Missing[0].Why
+	case len(s.Unwell) > 0:
+		return NodeDegraded, s.Unwell[0].Provider + " is unavailable: " + s.Unwell[0].Why
+	}
+	return NodeOK, ""
+}
+
+// The words for the health of a node.
+const (
+	NodeOK       = "ok"
+	NodeDegraded = "degraded" // something that it should serve is missing or unavailable
+	NodeHung     = "hung"
+	NodeAway     = "away"
+)
+
 // beat is how often a node gets a head: often enough that one that misses a few is not stale.
 const beat = 20 * time.Second
+
+// mute is how long after it answered last a node that is connected counts as hung.
+const mute = 3 * beat
 
 // mostProviders is how many providers of a node are taken note of.
 const mostProviders = 64
@@ -235,10 +264,16 @@ func (n *Nodes) beat(nd *node, c *reverse.Conn, leads bool) (Standing, error) {
 		Epoch: s.GetEpoch(), Seq: s.GetSeq(), Running: int(s.GetRunning()), Trust: s.GetTrust(), Agent: s.GetAgent(), Providers: s.GetProviders(), Heard: time.Now(),
 	}
 	heard.Providers = heard.Providers[:min(len(heard.Providers), mostProviders)]
-	for _, m := range s.GetMissing()[:min(len(s.GetMissing()), mostProviders)] {
-		heard.Missing = append(heard.Missing, Missing{clip(m.GetName()), clip(m.GetWhy())})
-	}
+	heard.Missing, heard.Unwell = missing(s.GetMissing()), missing(s.GetUnwell())
 	return heard, nil
+}
+
+// missing returns what a node says that it lacks, up to a limit.
+func missing(said []*wirepb.Missing) (list []Missing) {
+	for _, m := range said[:min(len(said), mostProviders)] {
+		list = append(list, Missing{clip(m.GetName()), clip(m.GetWhy())})
+	}
+	return list
 }
 
 func (n *Nodes) ask(ctx context.Context, o remote.Options, leads bool) (*remotepb.Standing, error) {
@@ -483,6 +518,7 @@ func (n *Nodes) Status() []NodeStatus {
 		s := NodeStatus{Name: nd.name, Connected: nd.conn != nil, Since: nd.since, Standing: nd.standing}
 		if nd.conn != nil {
 			s.Address = nd.conn.RemoteAddr().String()
+			s.Hung = time.Now().Before(nd.aside) || time.Since(s.Heard) > mute
 		}
 		nd.mu.Unlock()
 		if !s.Since.IsZero() { // asked for, but never connected

@@ -2,14 +2,17 @@ package site
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/remote/remotepb"
 	"converge.dev/converge/providers/wire"
 	"converge.dev/converge/providers/wire/wirepb"
 	"converge.dev/converge/schema"
@@ -19,6 +22,71 @@ import (
 // the site agent changes itself: whoever can call it can change the nodes, so it is offered only where that is meant.
 func Relay(r grpc.ServiceRegistrar, n *Nodes, log *slog.Logger) {
 	wirepb.RegisterProvidersServer(r, &relay{nodes: n, log: log, servers: map[string]*relayed{}})
+	remotepb.RegisterNodesServer(r, standings{nodes: n})
+}
+
+// standings tells commands how the nodes stand.
+type standings struct {
+	remotepb.UnimplementedNodesServer
+	nodes *Nodes
+}
+
+// Standings implements remotepb.NodesServer.
+func (s standings) Standings(context.Context, *remotepb.StandingsRequest) (*remotepb.StandingsResponse, error) {
+	millis := func(t time.Time) int64 {
+		if t.IsZero() {
+			return 0
+		}
+		return t.UnixMilli()
+	}
+	list := func(ms []Missing) (said []*wirepb.Missing) {
+		for _, m := range ms {
+			said = append(said, &wirepb.Missing{Name: m.Provider, Why: m.Why})
+		}
+		return said
+	}
+	all := &remotepb.StandingsResponse{}
+	for _, n := range s.nodes.Status() {
+		all.Nodes = append(all.Nodes, &remotepb.NodeStanding{
+			Name: n.Name, Connected: n.Connected, Since: millis(n.Since), Heard: millis(n.Heard), Address: n.Address, Hung: n.Hung,
+			Standing: &remotepb.Standing{
+				Epoch: n.Epoch, Seq: n.Seq, Running: int64(n.Running), Trust: n.Trust, Agent: n.Agent, Providers: n.Providers,
+				Missing: list(n.Missing), Unwell: list(n.Unwell),
+			},
+		})
+	}
+	return all, nil
+}
+
+// Standings asks the site agent to which a connection leads, and which has offered its nodes by [Relay], how they stand. It returns what
+// [Nodes.Status] returns there, with times in milliseconds.
+func Standings(ctx context.Context, conn grpc.ClientConnInterface) ([]NodeStatus, error) {
+	// A crowd: 5 000 nodes of 1 KiB.
+	answer, err := remotepb.NewNodesClient(conn).Standings(ctx, &remotepb.StandingsRequest{}, grpc.MaxCallRecvMsgSize(64<<20))
+	if status.Code(err) == codes.Unimplemented {
+		err = errors.New("it is of an older version, which does not tell how its nodes stand")
+	}
+	if err != nil {
+		return nil, err
+	}
+	at := func(millis int64) time.Time {
+		if millis == 0 {
+			return time.Time{}
+		}
+		return time.UnixMilli(millis)
+	}
+	list := make([]NodeStatus, len(answer.GetNodes()))
+	for i, n := range answer.GetNodes() {
+		s := n.GetStanding()
+		list[i] = NodeStatus{
+			Name: n.GetName(), Connected: n.GetConnected(), Since: at(n.GetSince()), Address: n.GetAddress(), Hung: n.GetHung(),
+			Standing: Standing{
+				Epoch: s.GetEpoch(), Seq: s.GetSeq(), Running: int(s.GetRunning()), Trust: s.GetTrust(), Agent: s.GetAgent(), Providers: s.GetProviders(),
+				Missing: missing(s.GetMissing()), Unwell: missing(s.GetUnwell()), Heard: at(n.GetHeard()),
+			},
+		}
+	}
+	return list, nil
 }
 
 type relay struct {

@@ -209,6 +209,18 @@ func (s *Store) Release(ctx context.Context, scope, by, reason string) error {
 		s.ReleaseOp(Hold{Scope: scope}), s.ReleaseOp(Hold{Scope: scope, By: by}))
 }
 
+// ReleaseHeld releases one hold by hand, and no other of its scope. It is entered in the audit log. It fails with ErrGuard when the hold is
+// not as it was read.
+func (x *Stops) ReleaseHeld(ctx context.Context, h Hold, by, reason string) error {
+	s, now := x.store, time.Now().UTC()
+	key := s.holdKey(h)
+	entry := Audit{At: now, By: by, Action: "release", Scope: h.Scope, Reason: reason}
+	if _, err := s.kv.Commit(ctx, []Guard{{Key: key, Revision: x.revisions[key]}}, []Op{s.ReleaseOp(h), s.put(s.key("audit", NewRunID(now)), entry)}); err != nil {
+		return fmt.Errorf("release %s: %w", h.Scope, err)
+	}
+	return nil
+}
+
 // SetFreeze stops every effect on the site, or ends that. It is entered in the audit log.
 func (s *Store) SetFreeze(ctx context.Context, on bool, by, reason string) error {
 	now := time.Now().UTC()

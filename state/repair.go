@@ -44,6 +44,7 @@ const (
 	PartKeeper    Part = "keeper"     // the process that keeps the site by itself
 	PartWaiting   Part = "waiting"    // the plan that waits for people
 	PartApproval  Part = "approval"   // what somebody has approved
+	PartOutbox    Part = "outbox"     // an event for the cloud, or how far they are delivered
 )
 
 // Damaged returns every value that keeps a command from being carried out because it cannot be read, except within journals
@@ -118,6 +119,9 @@ func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
 		{PartKeeper, "keeper", new(KeeperInfo)},
 		{PartWaiting, "waiting/head", new(Waiting)},
 		{PartApproval, "approval/", new(Approval)},
+		{PartOutbox, "outbox/event/", new(Outgoing)},
+		{PartOutbox, "outbox/sent", new(Delivery)},
+		{PartOutbox, "outbox/told/", new(Told)},
 	} {
 		items, err := s.kv.List(ctx, s.key(p.prefix))
 		if err != nil {
@@ -218,6 +222,8 @@ type Amended struct {
 	Action string    `json:"action"` // state mv, state rm, ...
 	By     string    `json:"by"`
 	At     time.Time `json:"at"`
+
+	Revision int64 `json:"-"` // of the store
 }
 
 // AmendedOp notes a change of the records, replacing an earlier note. It belongs in the transaction that makes the change.
@@ -225,7 +231,8 @@ func (s *Store) AmendedOp(a Amended) Op { return s.put(s.key("amended"), a) }
 
 // Amended returns the last such note, or its zero value when there is none.
 func (s *Store) Amended(ctx context.Context) (Amended, error) {
-	a, _, err := read[Amended](ctx, s, s.key("amended"))
+	a, it, err := read[Amended](ctx, s, s.key("amended"))
+	a.Revision = it.Modified
 	if errors.Is(err, ErrNotFound) {
 		return Amended{}, nil
 	}

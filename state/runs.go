@@ -76,15 +76,15 @@ func (s *Store) Spent(ctx context.Context, digest string) (run string, ok bool, 
 	return v.Run, err == nil, err
 }
 
-// Publish writes a JSON body for the cloud to read: key is status, or begins with drift/.
-func (s *Store) Publish(ctx context.Context, key string, body []byte) error {
+// Publish writes a JSON body for the cloud to read: key is status, or begins with drift/. With is written in the same transaction.
+func (s *Store) Publish(ctx context.Context, key string, body []byte, with ...Op) error {
 	if key != "status" && !strings.HasPrefix(key, "drift/") {
 		return fmt.Errorf("publish %s: %w: only status and drift/… can be published", key, ErrInvalid)
 	}
 	if !json.Valid(body) {
 		return fmt.Errorf("publish %s: %w: the body is not JSON", key, ErrInvalid)
 	}
-	if _, err := s.kv.Commit(ctx, nil, []Op{{Key: s.key(key), Value: body}}); err != nil {
+	if _, err := s.kv.Commit(ctx, nil, append(with, Op{Key: s.key(key), Value: body})); err != nil {
 		return fmt.Errorf("publish %s: %w", key, err)
 	}
 	return nil

@@ -28,6 +28,8 @@
 //	keeper                     the process that keeps the site by itself
 //	node/NAME                  what the site knows about a node's identity: its token, its newest certificate, a ban
 //	drift/latest, status       what the cloud reads back
+//	outbox/event/ID            events for the cloud that wait until they are delivered
+//	outbox/sent                how far they are, outbox/told/WHAT what the cloud was told
 //	inventory/at/SCOPE/KIND    what was seen last of everything, with revisions
 //	inventory/chunk/SCOPE/KIND/DIGEST
 //	inventory/head             the newest revision

@@ -606,19 +606,7 @@ func (a *Authority) Rotate() (bool, error) {
 }
 
 // privateDir makes a directory, unless it exists and belongs to one user.
-func privateDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	info, err := os.Stat(dir)
-	if err != nil {
-		return err
-	}
-	if !info.IsDir() || info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("%s is %s with mode %04o: want a directory that only its owner can enter, chmod 700", dir, files.Kind(info.Mode()), info.Mode().Perm())
-	}
-	return nil
-}
+func privateDir(dir string) error { return files.PrivateDir(dir) }
 
 // writeFile replaces a private file durably: when it returns, the new contents survive a power cut.
 func writeFile(path string, data []byte) (err error) {

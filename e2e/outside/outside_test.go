@@ -51,11 +51,32 @@ func newSite(t *testing.T) *site {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	s.fill()
+	return s
+}
+
+// openSite returns a new site for a program that has been built.
+func openSite(t *testing.T, program string) *site {
+	s := &site{t, program, t.TempDir()}
+	s.fill()
+	return s
+}
+
+func (s *site) fill() {
+	s.Helper()
 	for name, text := range documents {
 		s.write(name, []byte(text))
 	}
 	s.write("converge.yaml", []byte("fake: {world: world.json}\n"))
-	return s
+}
+
+func (s *site) read(name string) string {
+	s.Helper()
+	b, err := os.ReadFile(filepath.Join(s.dir, name))
+	if err != nil {
+		s.Fatal(err)
+	}
+	return string(b)
 }
 
 func (s *site) write(name string, data []byte) {
@@ -113,6 +134,9 @@ func TestOutside(t *testing.T) {
 		}},
 		{"JSONSchema", func(t *testing.T) { jsonSchema(t, s.run("schema", "-format=jsonschema")) }},
 		{"CUE", func(t *testing.T) { cueVet(t, s) }},
+		{"Traces", func(t *testing.T) { traces(t, s.program) }},
+		{"CloudEvents", func(t *testing.T) { cloudEvents(t, s.program) }},
+		{"ACME", func(t *testing.T) { acme(t, s.program) }},
 	} {
 		t.Run(c.name, c.test)
 	}

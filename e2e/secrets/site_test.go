@@ -271,16 +271,22 @@ func (s *site) places() (all []place, keys int) {
 		all = append(all, place{"key " + it.Key, append([]byte(it.Key+"\n"), it.Value...)}, place{"value of " + it.Key, it.Value})
 	}
 	s.must(kv.Close())
+	return append(all, s.files(s.ours)...), len(items)
+}
+
+// files returns the files of the folder that are chosen by name.
+func (s *site) files(chosen func(name string) bool) (all []place) {
+	s.Helper()
 	s.must(filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(s.dir, path)
-		if err != nil || d.IsDir() || !s.ours(name) {
+		if err != nil || !d.Type().IsRegular() || !chosen(name) {
 			return err
 		}
 		b, err := os.ReadFile(path)
 		all = append(all, place{"file " + name, b})
 		return err
 	}))
-	return all, len(items)
+	return all
 }
 
 // ours reports whether the program wrote a file. The rest is the far side, the documents and the secrets themselves.

@@ -3,6 +3,7 @@
 package drift
 
 import (
+	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/state"
 )
 
 // A Report says how a site differs from what was applied last. The cloud's inventory reads it too.
@@ -60,27 +62,16 @@ func (r *Report) Clean() bool {
 // what that leaves to others.
 func Compare(in plan.Input, at time.Time) (*Report, error) {
 	doc := schema.Document{Site: in.Document.Site}
-	live, marked, outside := 0, Marked{}, map[schema.Ref]bool{}
-	ids := map[schema.Ref]string{}
-	for _, r := range in.Recorded {
-		if r.Gone {
-			continue
+	base := NewBase(in.Kinds)
+	for i := range in.Recorded {
+		r := &in.Recorded[i]
+		base.Set(r.Ref, r)
+		if !r.Gone {
+			doc.Resources = append(doc.Resources, *Left(r))
 		}
-		live++
-		if r.Run == "" {
-			marked.Resources++
-			if r.At.After(marked.Since) {
-				marked.Since = r.At
-			}
-		}
-		ids[r.Ref] = r.ID
-		for _, to := range plan.Outside(in.Kinds, r.Ref, r.Spec, r.After) {
-			outside[to] = true
-		}
-		doc.Resources = append(doc.Resources, schema.Resource{Ref: r.Ref, Spec: r.Spec, After: r.After, Lifecycle: schema.Lifecycle{Ignore: r.Ignore}})
 	}
 	for _, r := range in.Document.Resources {
-		if _, managed := ids[r.Ref]; r.External != nil && !managed {
+		if r.External != nil && base.IDOf(r.Ref) == "" {
 			doc.Resources = append(doc.Resources, r)
 		}
 	}
@@ -90,32 +81,99 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Report{Site: doc.Site, At: at, Recorded: live, Unknown: p.Unknown, Complete: len(p.Unknown) == 0, Drifted: []Item{}, Unstated: []Item{}}
-	if marked.Resources > 0 {
-		r.Marked = &marked
-	}
-	r.Remarks = p.Remarks
-	r.Begun = slices.SortedFunc(maps.Keys(in.Begun), schema.Ref.Compare)
-	for _, d := range p.Drift {
-		if len(d.Unstated) > 0 {
-			r.Unstated = append(r.Unstated, Item{Ref: d.Ref, ID: ids[d.Ref], Changes: d.Unstated})
-			continue
-		}
-		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: ids[d.Ref], Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Unmarked: d.Unmarked, Remade: d.Remade, Renamed: d.Renamed, Changes: d.Changes})
-	}
 	staying := map[schema.Place]map[string]*providers.Thing{}
-	for _, to := range slices.SortedFunc(maps.Keys(outside), schema.Ref.Compare) {
+	return base.Report(p, func(to schema.Ref) Sight {
 		at := to.Place()
-		things, seen := in.Observed.Things[at]
-		if staying[at] == nil {
+		things, looked := in.Observed.Things[at]
+		if looked && staying[at] == nil {
 			staying[at] = plan.Staying(things)
 		}
-		why, unknown := in.Observed.Unknown[at]
-		u := plan.Unknown{Scope: at.Scope, Kind: at.Kind, Error: why}
+		return Sight{Looked: looked, There: staying[at][to.Name] != nil, Unknown: in.Observed.Unknown[at]}
+	}, in.Begun, at), nil
+}
+
+// A Sight is what was seen of a thing.
+type Sight struct {
+	Looked  bool   // its place was observed
+	There   bool   // it exists, and is not about to go
+	Unknown string // why its place could not be observed
+}
+
+// Left returns a recorded resource as a document would state it if it were to stay as converge left it.
+func Left(r *state.Record) *schema.Resource {
+	return &schema.Resource{Ref: r.Ref, Spec: r.Spec, After: r.After, Lifecycle: schema.Lifecycle{Ignore: r.Ignore}}
+}
+
+// A Base is what is recorded of a site, added up for reports. Changing it costs what changes.
+type Base struct {
+	kinds   schema.Kinds
+	ids     map[schema.Ref]string       // of what exists
+	marked  map[schema.Ref]time.Time    // which of it is known only by its mark, and since when
+	outside map[schema.Ref]int          // what that refers to by external id, and how often
+	refers  map[schema.Ref][]schema.Ref // the same, by what refers to it
+}
+
+// NewBase returns the base of a site in which nothing is recorded.
+func NewBase(kinds schema.Kinds) *Base {
+	return &Base{kinds: kinds, ids: map[schema.Ref]string{}, marked: map[schema.Ref]time.Time{}, outside: map[schema.Ref]int{}, refers: map[schema.Ref][]schema.Ref{}}
+}
+
+// Set replaces what is recorded of a resource; nil: nothing is.
+func (b *Base) Set(ref schema.Ref, r *state.Record) {
+	for _, to := range b.refers[ref] {
+		if b.outside[to]--; b.outside[to] == 0 {
+			delete(b.outside, to)
+		}
+	}
+	delete(b.refers, ref)
+	delete(b.ids, ref)
+	delete(b.marked, ref)
+	if r == nil || r.Gone {
+		return
+	}
+	b.ids[ref] = r.ID
+	if r.Run == "" {
+		b.marked[ref] = r.At
+	}
+	if to := plan.Outside(b.kinds, ref, r.Spec, r.After); len(to) > 0 {
+		b.refers[ref] = to
+		for _, to := range to {
+			b.outside[to]++
+		}
+	}
+}
+
+// Live returns how many things are recorded as existing.
+func (b *Base) Live() int { return len(b.ids) }
+
+// IDOf returns the external id with which a resource is recorded as existing; empty when it is not.
+func (b *Base) IDOf(ref schema.Ref) string { return b.ids[ref] }
+
+// Outside yields what recorded resources refer to by external id.
+func (b *Base) Outside() iter.Seq[schema.Ref] { return maps.Keys(b.outside) }
+
+// Report makes the report from a plan that would leave everything as it is recorded. Seen returns what was seen of a thing by its external
+// id, the name of the ref.
+func (b *Base) Report(p *plan.Plan, seen func(schema.Ref) Sight, begun map[schema.Ref]bool, at time.Time) *Report {
+	r := &Report{Site: p.Site, At: at, Recorded: b.Live(), Unknown: p.Unknown, Complete: len(p.Unknown) == 0, Drifted: []Item{}, Unstated: []Item{}, Remarks: p.Remarks}
+	if len(b.marked) > 0 {
+		r.Marked = &Marked{Resources: len(b.marked), Since: slices.MaxFunc(slices.Collect(maps.Values(b.marked)), time.Time.Compare)}
+	}
+	r.Begun = slices.SortedFunc(maps.Keys(begun), schema.Ref.Compare)
+	for _, d := range p.Drift {
+		if len(d.Unstated) > 0 {
+			r.Unstated = append(r.Unstated, Item{Ref: d.Ref, ID: b.ids[d.Ref], Changes: d.Unstated})
+			continue
+		}
+		r.Drifted = append(r.Drifted, Item{Ref: d.Ref, ID: b.ids[d.Ref], Missing: d.Missing, Failed: d.Failed, TakenBy: d.TakenBy, Unmarked: d.Unmarked, Remade: d.Remade, Renamed: d.Renamed, Changes: d.Changes})
+	}
+	for _, to := range slices.SortedFunc(b.Outside(), schema.Ref.Compare) {
+		saw := seen(to)
+		u := plan.Unknown{Scope: to.Scope, Kind: to.Kind, Error: saw.Unknown}
 		switch {
-		case unknown && !slices.Contains(r.Unknown, u):
+		case saw.Unknown != "" && !slices.Contains(r.Unknown, u):
 			r.Unknown, r.Complete = append(r.Unknown, u), false
-		case seen && staying[at][to.Name] == nil:
+		case saw.Looked && !saw.There:
 			r.Drifted = append(r.Drifted, Item{Ref: to, ID: to.Name, Missing: true})
 		}
 	}
@@ -126,5 +184,5 @@ func Compare(in plan.Input, at time.Time) (*Report, error) {
 			r.Unmanaged = append(r.Unmanaged, f)
 		}
 	}
-	return r, nil
+	return r
 }

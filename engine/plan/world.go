@@ -219,7 +219,9 @@ func (w *world) awaited(k thingKey) []schema.Ref {
 // document returns the document with these of its resources, and recordsOf returns their records, both in order.
 func (w *world) document(header *schema.Document, refs iter.Seq[schema.Ref]) *schema.Document {
 	doc := *header
-	for _, ref := range schema.SortRefs(slices.Collect(refs)) {
+	sorted := schema.SortRefs(slices.Collect(refs))
+	doc.Resources = make([]schema.Resource, 0, len(sorted))
+	for _, ref := range sorted {
 		if r := w.resources[ref]; r != nil {
 			doc.Resources = append(doc.Resources, *r)
 		}
@@ -227,8 +229,10 @@ func (w *world) document(header *schema.Document, refs iter.Seq[schema.Ref]) *sc
 	return &doc
 }
 
-func (w *world) recordsOf(refs iter.Seq[schema.Ref]) (recorded []state.Record) {
-	for _, ref := range schema.SortRefs(slices.Collect(refs)) {
+func (w *world) recordsOf(refs iter.Seq[schema.Ref]) []state.Record {
+	sorted := schema.SortRefs(slices.Collect(refs))
+	recorded := make([]state.Record, 0, len(sorted))
+	for _, ref := range sorted {
 		if r := w.records[ref]; r != nil {
 			recorded = append(recorded, *r)
 		}

@@ -180,6 +180,21 @@ func Private(path string, info fs.FileInfo) error {
 	return nil
 }
 
+// PrivateDir makes a directory and those above it, accessible only to their owner. One that exists must be so, too.
+func PrivateDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() || info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("%s is %s with mode %04o: want a directory that only its owner can enter, chmod 700", dir, Kind(info.Mode()), info.Mode().Perm())
+	}
+	return nil
+}
+
 func readAll(f *os.File, path string, limit int64) (data []byte, err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 	info, err := f.Stat()

@@ -129,6 +129,28 @@ func (s *Switch) AddPort(t testing.TB, bridge, name string, ids map[string]strin
 	s.Settle(t)
 }
 
+// AddBridges adds bridges with their local ports like another client, all of them in one transaction.
+func (s *Switch) AddBridges(t testing.TB, names ...string) {
+	t.Helper()
+	one := func(name string) ovsdb.OvsSet { return ovsdb.OvsSet{GoSet: []any{ovsdb.UUID{GoUUID: name}}} }
+	var ops []ovsdb.Operation
+	for i, name := range names {
+		row, local, device := fmt.Sprint("bridge", i), fmt.Sprint("port", i), fmt.Sprint("interface", i)
+		ops = append(ops,
+			ovsdb.Operation{Op: ovsdb.OperationInsert, Table: vswitch.InterfaceTable, UUIDName: device, Row: ovsdb.Row{"name": name, "type": "internal"}},
+			ovsdb.Operation{Op: ovsdb.OperationInsert, Table: vswitch.PortTable, UUIDName: local, Row: ovsdb.Row{"name": name, "interfaces": one(device)}},
+			ovsdb.Operation{
+				Op: ovsdb.OperationInsert, Table: vswitch.BridgeTable, UUIDName: row, Row: ovsdb.Row{"name": name, "datapath_type": Datapath, "ports": one(local)},
+			},
+			ovsdb.Operation{
+				Op: ovsdb.OperationMutate, Table: vswitch.OpenvSwitchTable, Where: s.isRoot(),
+				Mutations: []ovsdb.Mutation{{Column: "bridges", Mutator: ovsdb.MutateOperationInsert, Value: one(row)}},
+			})
+	}
+	s.Transact(t, ops...)
+	s.Settle(t)
+}
+
 // AddMirror adds a mirror to a bridge like another client. References to ports are their UUIDs.
 func (s *Switch) AddMirror(t testing.TB, bridge, name string, columns ovsdb.Row) {
 	t.Helper()

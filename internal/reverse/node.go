@@ -94,17 +94,31 @@ func dialSite(ctx context.Context, dial Dialer, config *tls.Config) (*link, erro
 	return newLink(ctx, c), nil
 }
 
-// Keep attends the site until ctx ends, and returns its cause. After each failure it pauses, from 1 s up to 60 s, spread by the
-// name of the node so that the nodes of a site do not come back all at once; the pauses begin anew after a connection that lasted
-// more than 5 s. See [Attend] for the arguments.
-func Keep(ctx context.Context, node string, dial Dialer, config *tls.Config, server Maker, log *slog.Logger) error {
-	policy := retry.Policy{First: time.Second, Cap: time.Minute, Key: node}
+// A Turn is a connection that [Keep] has made, or one that it has lost or could not make.
+type Turn struct {
+	Connected bool
+	Err       error         // why not
+	Pause     time.Duration // before the next try
+}
+
+// Keep attends the site until ctx ends, and returns its cause. After each failure it pauses, from 1 s up to 10 s, spread by the
+// name of the node so that the nodes of a site do not come back all at once, and no longer, because a node whose guard has undone what cut
+// it off is to be there within 15 s; the pauses begin anew after a connection that lasted
+// more than 5 s. See [Attend] for the arguments. Those who are told get to know of each turn, in order; they must not wait.
+func Keep(ctx context.Context, node string, dial Dialer, config *tls.Config, server Maker, log *slog.Logger, told ...func(Turn)) error {
+	tell := func(t Turn) {
+		for _, told := range told {
+			told(t)
+		}
+	}
+	policy := retry.Policy{First: time.Second, Cap: 10 * time.Second, Key: node}
 	next := policy.Pauses()
 	for {
 		var since time.Time
 		err := Attend(ctx, dial, config, func(o ...grpc.ServerOption) *grpc.Server {
 			since = time.Now()
 			log.Info("connected to the site")
+			tell(Turn{Connected: true})
 			return server(o...)
 		})
 		if ctx.Err() != nil {
@@ -115,6 +129,7 @@ func Keep(ctx context.Context, node string, dial Dialer, config *tls.Config, ser
 		}
 		pause := next()
 		log.Warn("not connected to the site", "error", err, "pause", pause)
+		tell(Turn{Err: err, Pause: pause})
 		if retry.Sleep(ctx, pause) != nil {
 			return context.Cause(ctx)
 		}

@@ -273,7 +273,7 @@ func TestKeep(t *testing.T) {
 		m := newMemory()
 		w := newWorld(t, m)
 		defer w.site.Close()
-		next := retry.Policy{First: time.Second, Cap: time.Minute, Key: "gpu-01"}.Pauses()
+		next := retry.Policy{First: time.Second, Cap: 10 * time.Second, Key: "gpu-01"}.Pauses()
 		var pauses []time.Duration
 		for range 8 {
 			pauses = append(pauses, next())

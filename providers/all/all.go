@@ -56,6 +56,9 @@ func (p *Opener) Open(ctx context.Context, needs ...providers.Need) (*providers.
 	if err := o.Config.check(); err != nil {
 		return nil, err
 	}
+	if o.Config.Fake != nil && o.Config.Fake.Server != "" {
+		return o.openServed(ctx, needs)
+	}
 	if o.Config.Fake != nil {
 		return p.openFake(o, needs)
 	}
@@ -165,6 +168,9 @@ func (p *Opener) Offers() ([]providers.Need, error) {
 	o := p.o
 	if o.Config.Fake == nil {
 		return o.Config.configured(), nil
+	}
+	if o.Config.Fake.Server != "" {
+		return o.served()
 	}
 	w, err := o.world()
 	if err != nil {

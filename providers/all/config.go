@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/carbide"
@@ -54,9 +55,25 @@ type connection interface {
 	Open(ctx context.Context, at providers.Opening) (*providers.Provider, error)
 }
 
-// Fake serves every kind in every scope from one file, for rehearsals and tests. See package fake.
+// Fake serves every kind in every scope from one world, for rehearsals and tests. See package fake. Only one process can have the file of
+// a world open; those that need it together, as an agent and its guard do, use one that serves it.
 type Fake struct {
-	World string `json:"world" yaml:"world"` // path of the file; a missing file is an empty world
+	World  string `json:"world,omitempty" yaml:"world,omitempty"`   // path of the file; a missing file is an empty world
+	Server string `json:"server,omitempty" yaml:"server,omitempty"` // unix:PATH, the socket of a process that serves a world as package wire does; instead of World
+}
+
+// check returns what is wrong with how the world is reached.
+func (f *Fake) check() error {
+	path, ok := strings.CutPrefix(f.Server, "unix:")
+	switch {
+	case f.Server != "" && f.World != "":
+		return errors.New("fake.world and fake.server say different things: keep one of them")
+	case f.Server != "" && (!ok || path == ""):
+		return fmt.Errorf("fake.server: %q is no unix:PATH", f.Server)
+	case f.Server == "" && f.World == "":
+		return errors.New(`fake.world is missing: set it to the world file, for example "world.json"`)
+	}
+	return nil
 }
 
 // connection returns how a provider is reached in a scope. It fails when there is no such provider there.
@@ -96,9 +113,7 @@ func (c Config) configured() (reached []providers.Need) {
 func (c Config) check() error {
 	var errs []error
 	if c.Fake != nil {
-		if c.Fake.World == "" {
-			errs = append(errs, errors.New(`fake.world is missing: set it to the world file, for example "world.json"`))
-		}
+		errs = append(errs, c.Fake.check())
 		if c.Carbide != nil || len(c.Nodes) > 0 {
 			errs = append(errs, errors.New("fake serves everything, so carbide and nodes would have no effect: keep one or the other"))
 		}

@@ -1,12 +1,15 @@
 package carbide
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide/enrol"
 )
 
 // Config says how to reach the site's control service, as carbide of converge.yaml. Nil: it is not configured.
@@ -16,6 +19,18 @@ type Config struct {
 	AllowInsecure bool   `json:"allow_insecure,omitempty" yaml:"allow_insecure,omitempty"` // no TLS to another machine
 	Parallel      int    `json:"parallel,omitempty" yaml:"parallel,omitempty"`             // concurrent calls, of all steps that -parallelism lets run; zero: the provider's choice
 	Late          string `json:"late,omitempty" yaml:"late,omitempty"`                     // how late an unanswered call may have its effect; empty: 1m
+
+	Enrol *enrol.Config `json:"enrol,omitempty" yaml:"enrol,omitempty"` // how the site agent gets the client certificate; nil: somebody else puts it there
+}
+
+// files returns the files of TLS: by default those in which the site agent stores what it has enrolled for.
+func (c *Config) files() TLS {
+	t := c.TLS
+	if c.Enrol != nil && c.Enrol.Store.Files != nil && (t.Mode == "" || t.Mode == Mutual) && t.Cert == "" && t.Key == "" {
+		ca, identity := c.Enrol.Store.Files.Paths()
+		t.CA, t.Cert, t.Key = cmp.Or(t.CA, ca), identity, identity
+	}
+	return t
 }
 
 // Configured reports whether the site has a control service.
@@ -40,7 +55,12 @@ func (c *Config) Check(setting string) error {
 	if c.Parallel < 0 {
 		wrong(".parallel is %d: want a number of calls, or omit it", c.Parallel)
 	}
-	t := c.TLS
+	if c.Enrol != nil {
+		if err := c.Enrol.Check(setting + ".enrol"); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	t := c.files()
 	switch t.Mode {
 	case Mutual, "":
 		if (t.Cert == "") != (t.Key == "") {
@@ -74,10 +94,14 @@ func (c *Config) Open(ctx context.Context, at providers.Opening) (*providers.Pro
 			return nil, fmt.Errorf("carbide.late: %w", err)
 		}
 	}
-	tls := c.TLS
+	tls := c.files()
 	tls.CA, tls.Cert, tls.Key = at.Path(tls.CA), at.Path(tls.Cert), at.Path(tls.Key)
-	return Open(ctx, Options{
+	p, err := Open(ctx, Options{
 		Address: at.Address(c.Address), TLS: tls, AllowInsecure: c.AllowInsecure,
 		Parallel: c.Parallel, Late: late, Trace: at.Trace, Logger: at.Logger,
 	})
+	if c.Enrol != nil && errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: the site has not enrolled yet, which converge serve does (carbide.enrol)", err)
+	}
+	return p, err
 }

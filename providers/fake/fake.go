@@ -240,6 +240,18 @@ func (w *World) Remove(scope, kind, id string) error {
 	return w.remove(target{schema.Place{Scope: scope, Kind: kind}, id}, false)
 }
 
+// Spec returns what a thing is at this moment, whatever faults make an observation show; ok is false when there is no such thing. It is
+// not to be changed.
+func (w *World) Spec(scope, kind, id string) (spec schema.Object, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	th := w.things[schema.Place{Scope: scope, Kind: kind}][id]
+	if th == nil {
+		return nil, false
+	}
+	return th.Spec, true
+}
+
 // Land completes everything in flight now, whatever its delay: late effects arrive, pending things become
 // ready, leaving ones absent.
 func (w *World) Land() error {

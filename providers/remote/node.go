@@ -36,6 +36,7 @@ type NodeOptions struct {
 	Key     func() ed25519.PrivateKey // that of the node's certificate: signs results
 	Trust   func() int64              // version of the trust document that the node believes
 	Behind  func()                    // optional; called when the site has a newer one
+	Unwell  func() map[string]error   // optional; why the far sides of providers are unavailable, by name; must not wait for them
 	Version string                    // of the agent
 	Now     func() time.Time          // optional; time.Now
 	Logger  *slog.Logger              // optional
@@ -53,6 +54,7 @@ type Node struct {
 	closed bool
 	headed time.Time     // when the last head arrived, by the clock of this process
 	ended  chan struct{} // closed, and replaced, whenever a task ends
+	work   Work
 }
 
 // NewNode returns a node. Close ends what runs on it.
@@ -118,12 +120,18 @@ func (n *Node) Serve(r grpc.ServiceRegistrar, ps []*providers.Provider, absent m
 	for _, p := range ps {
 		t.serves = append(t.serves, p.Name)
 	}
-	for _, name := range slices.Sorted(maps.Keys(absent)) {
-		t.missing = append(t.missing, &wirepb.Missing{Scope: n.o.Name, Name: name, Why: absent[name].Error()})
-	}
+	t.missing = lacking(n.o.Name, absent)
 	wirepb.RegisterProvidersServer(r, reads{all: all, missing: t.missing})
 	remotepb.RegisterNodeServer(r, t)
 	return nil
+}
+
+// lacking returns what a node lacks, and why, by name.
+func lacking(node string, why map[string]error) (list []*wirepb.Missing) {
+	for _, name := range slices.Sorted(maps.Keys(why)) {
+		list = append(list, &wirepb.Missing{Scope: node, Name: name, Why: strings.ToValidUTF8(why[name].Error(), "\ufffd")})
+	}
+	return list
 }
 
 // reads offers the calls that change nothing. Every other call is not implemented: a change arrives as a task.
@@ -254,9 +262,13 @@ func (t *tasks) Beat(_ context.Context, r *remotepb.BeatRequest) (*remotepb.Stan
 		}
 	}
 	st := n.o.Ledger.Standing()
-	return &remotepb.Standing{
+	said := &remotepb.Standing{
 		Epoch: st.Epoch, Seq: st.Seq, Running: int64(len(st.Running)), Trust: n.o.Trust(), Agent: n.o.Version, Providers: t.serves, Missing: t.missing,
-	}, nil
+	}
+	if n.o.Unwell != nil {
+		said.Unwell = lacking(n.o.Name, n.o.Unwell())
+	}
+	return said, nil
 }
 
 // mostWords is how often a node reports at the most when it is asked once.
@@ -440,7 +452,9 @@ func (t *tasks) run(ctx context.Context, checked *task.Checked, r *wirepb.CallRe
 		defer close(done)
 		ctx, cancel := context.WithTimeout(n.ctx, Run)
 		defer cancel()
+		ended := n.begin(checked.Action, r)
 		outcome := t.call(ctx, checked.Action, r)
+		ended(outcome.GetFailure() != nil)
 		if f := outcome.GetFailure(); len(f.GetMessage()) > longest { // a result that is too large could not be signed
 			f.Message = strings.ToValidUTF8(f.GetMessage()[:longest], "") + "…"
 		}

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -76,6 +77,60 @@ func (c *Current) Document() *schema.Document {
 // left without resources. When that has errors, they are returned, and the current revision stays. Warnings are only about what is
 // put, and what that concerns; after a change of the policy, they are about everything.
 func (c *Current) Revise(ctx context.Context, put Source, remove ...schema.Ref) (*Revision, Diagnostics) {
+	return c.revise(ctx, put, remove, nil)
+}
+
+// Become makes a document that was accepted before the current revision: text is its JSON form, as documents are stored. Only what differs is
+// read and checked. When that has errors, they are returned, and the current revision stays.
+func (c *Current) Become(ctx context.Context, text []byte) (*Revision, Diagnostics) {
+	next, err := NewOutline(c.schema, text)
+	if err != nil || next.odd { // which is not how a document is stored
+		return c.anew(ctx, text)
+	}
+	put, remove := map[schema.Ref]bool{}, []schema.Ref(nil)
+	for _, ref := range next.Changed(c.outline) {
+		if next.Has(ref) {
+			put[ref] = true
+		} else {
+			remove = append(remove, ref)
+		}
+	}
+	if len(put)+len(remove) > next.Len()/4 {
+		return c.anew(ctx, text)
+	}
+	differs := Outline{schema: c.schema, resources: next.resources}
+	for _, m := range next.head {
+		if !slices.ContainsFunc(c.outline.head, func(was member) bool { return was.name == m.name && bytes.Equal(was.value, m.value) }) {
+			differs.head = append(differs.head, m)
+		}
+	}
+	if len(next.head) != len(c.outline.head) {
+		return c.anew(ctx, text)
+	}
+	return c.revise(ctx, Source{Name: "document.json", Data: differs.excerpt(put)}, remove, next)
+}
+
+// anew replaces the current revision by another document, of which everything is read.
+func (c *Current) anew(ctx context.Context, text []byte) (*Revision, Diagnostics) {
+	whole, ds := NewCurrent(ctx, c.schema, Source{Name: "document.json", Data: text})
+	if whole == nil {
+		return nil, ds
+	}
+	rev := &Revision{Resources: map[schema.Ref]*schema.Resource{}}
+	for _, r := range c.site.Resources {
+		rev.Resources[r.Ref] = nil
+	}
+	*c = *whole
+	for _, r := range c.site.Resources {
+		rev.Resources[r.Ref] = &r.Resource
+	}
+	doc := c.doc
+	rev.Document = &doc
+	return rev, ds
+}
+
+// revise makes the next revision, whose outline is next; nil when its text has yet to be written.
+func (c *Current) revise(ctx context.Context, put Source, remove []schema.Ref, next *Outline) (*Revision, Diagnostics) {
 	in := newIntake(ctx, c.schema)
 	defer in.stop()
 	origin, doc, ds := read(ctx, Options{Evaluator: onlyJSON}, []Source{put}, in.take)
@@ -117,9 +172,12 @@ func (c *Current) Revise(ctx context.Context, put Source, remove ...schema.Ref) 
 			values += count(e.value)
 		}
 	}
-	next, others := c.outline.assemble(head, c.outline.with(edits), len(c.outline.text)+len(put.Data))
-	if f := next.excess(values + others); f != nil {
-		return nil, origin.fault(f)
+	if next == nil {
+		var others int
+		next, others = c.outline.assemble(head, c.outline.with(edits), len(c.outline.text)+len(put.Data))
+		if f := next.excess(values + others); f != nil {
+			return nil, origin.fault(f)
+		}
 	}
 	if policy != nil { // which rules about any resource may read
 		whole, ds := NewCurrent(ctx, c.schema, Source{Name: put.Name, Data: next.text})

@@ -13,7 +13,11 @@ import (
 // What is found does not depend on what was checked while the document was still being read.
 func TestIntake(t *testing.T) {
 	s := embedded(t)
-	for _, wrong := range []int{0, 1, 2, 300, 5000} {
+	numbers := []int{0, 1, 2, 300, 5000}
+	if raceEnabled {
+		numbers = []int{0, 2, 300} // which are read, checked and refused on all processors
+	}
+	for _, wrong := range numbers {
 		names := rand.Perm(6000)
 		var tenants []string
 		for _, n := range names {

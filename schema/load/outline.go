@@ -24,6 +24,7 @@ type Outline struct {
 	text      []byte
 	head      []member // apiVersion, site and policy
 	resources []entry  // sorted by order
+	odd       bool     // it has a head that is null, or an object without resources
 }
 
 // An entry is a resource as written in a text.
@@ -84,6 +85,7 @@ func NewOutline(s *kinds.Schema, text []byte) (*Outline, error) {
 		}
 		value, err := o.value(d)
 		o.head = append(o.head, member{name, value})
+		o.odd = o.odd || string(value) == "null"
 		return err
 	})
 	if err == nil {
@@ -129,6 +131,7 @@ func (o *Outline) members(d *jsontext.Decoder, visit func(name string) error) er
 	if open.Kind() != '{' {
 		return fmt.Errorf("found a %s, want an object", kindNoun(open.Kind()))
 	}
+	o.odd = o.odd || d.PeekKind() != '"'
 	for d.PeekKind() == '"' {
 		name, err := d.ReadToken()
 		if err == nil {

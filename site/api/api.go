@@ -24,6 +24,7 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/site"
+	"converge.dev/converge/site/outbox"
 	"converge.dev/converge/state"
 	"converge.dev/converge/trust"
 )
@@ -41,6 +42,12 @@ type Options struct {
 	Nodes func() []site.NodeStatus
 	// Trust returns the newest trust document of the site. Optional: then there are no keys.
 	Trust func() *trust.Document
+	// Certificates returns the certificates that the site agent has for itself. Optional.
+	Certificates func() []Certificate
+	// Events returns how the events for the cloud stand; nil when it is told nothing. Optional: then it is not, either.
+	Events func() *outbox.Standing
+	// Enrolments returns how often this replica has asked for credentials with a one-time password, and how often it got them. Optional.
+	Enrolments func() (attempted, succeeded int64)
 
 	// MaskRecord and MaskDrift remove the values of secret fields, as the commands do.
 	MaskRecord func(state.Record) state.Record
@@ -100,6 +107,9 @@ func New(o Options) *API {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Events == nil {
+		o.Events = func() *outbox.Standing { return nil }
 	}
 	if o.Scrub == nil {
 		o.Scrub = func(text string) string { return text }

@@ -22,6 +22,7 @@ import (
 	"converge.dev/converge/schema"
 	"converge.dev/converge/site"
 	"converge.dev/converge/site/api"
+	"converge.dev/converge/site/outbox"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
 	"converge.dev/converge/trust"
@@ -37,12 +38,16 @@ const (
 type bed struct {
 	*enginetest.Site
 	*api.API
-	t     *testing.T
-	down  atomic.Bool   // the store does not answer
-	block chan struct{} // when set, the store answers once it is closed
-	nodes []site.NodeStatus
-	trust *trust.Document
-	log   lockedBuffer
+	t      *testing.T
+	down   atomic.Bool   // the store does not answer
+	block  chan struct{} // when set, the store answers once it is closed
+	events *outbox.Standing
+	nodes  []site.NodeStatus
+	trust  *trust.Document
+	log    lockedBuffer
+
+	certificates func() []api.Certificate
+	enrolments   func() (attempted, succeeded int64)
 
 	mu  sync.Mutex
 	now time.Time
@@ -91,6 +96,19 @@ func newBed(t *testing.T) *bed {
 		},
 		Nodes: func() []site.NodeStatus { return b.nodes },
 		Trust: func() *trust.Document { return b.trust },
+		Certificates: func() []api.Certificate {
+			if b.certificates == nil {
+				return nil
+			}
+			return b.certificates()
+		},
+		Enrolments: func() (int64, int64) {
+			if b.enrolments == nil {
+				return 0, 0
+			}
+			return b.enrolments()
+		},
+		Events: func() *outbox.Standing { return b.events },
 		MaskRecord: func(r state.Record) state.Record {
 			if r.Ref.Name == "panics" {
 				panic("a bug with " + scrubed)

@@ -68,6 +68,8 @@ func (a *API) Health() Health {
 		runHealth(a, f), lockHealth(f), holdsHealth(f),
 	}
 	h.Components = append(h.Components, a.trustHealth(now)...)
+	h.Components = append(h.Components, a.certificatesHealth(now)...)
+	h.Components = append(h.Components, a.eventsHealth(me, now)...)
 	var many []Component
 	for _, c := range a.providersHealth(f, me, now) {
 		if c.Critical || strings.HasPrefix(c.Name, "provider/"+schema.ScopeSite+"/") {
@@ -430,16 +432,18 @@ type NodeView struct {
 	Reason  string            `json:"reason,omitempty"` // why it is banned
 
 	Connected bool          `json:"connected"`
-	Since     *time.Time    `json:"since,omitempty"` // when it came, or went
-	Heard     *time.Time    `json:"heard,omitempty"` // when it last answered
-	Agent     string        `json:"agent,omitempty"` // version of its agent
-	Trust     int64         `json:"trust,omitempty"` // version of its trust document
+	Health    string        `json:"health,omitempty"` // ok, degraded, hung or away; empty: it has never come to this replica
+	Since     *time.Time    `json:"since,omitempty"`  // when it came, or went
+	Heard     *time.Time    `json:"heard,omitempty"`  // when it last answered
+	Agent     string        `json:"agent,omitempty"`  // version of its agent
+	Trust     int64         `json:"trust,omitempty"`  // version of its trust document
 	Running   int           `json:"running,omitempty"`
 	Providers []string      `json:"providers,omitempty"`
 	Missing   []MissingView `json:"missing,omitempty"`
+	Unwell    []MissingView `json:"unwell,omitempty"` // what it serves and whose far side is unavailable
 }
 
-// A MissingView is a provider that a node could not open.
+// A MissingView is a provider of a node that could not be opened, or whose far side is unavailable.
 type MissingView struct {
 	Provider string `json:"provider"`
 	Why      string `json:"why"`
@@ -459,11 +463,14 @@ func nodeViews(stored []state.Node, live []site.NodeStatus) []NodeView {
 			s := live[j]
 			v.Connected, v.Since, v.Heard = s.Connected, at(s.Since), at(s.Heard)
 			v.Agent, v.Trust, v.Providers = s.Agent, s.Trust, s.Providers
-			if s.Connected {
+			if v.Health, _ = s.Health(); s.Connected {
 				v.Running = s.Running
 			}
 			for _, m := range s.Missing {
 				v.Missing = append(v.Missing, MissingView{m.Provider, m.Why})
+			}
+			for _, m := range s.Unwell {
+				v.Unwell = append(v.Unwell, MissingView{m.Provider, m.Why})
 			}
 		}
 		list[i] = v
@@ -515,10 +522,14 @@ func nodesHealth(f *facts, live []site.NodeStatus) (sum Component, each []Compon
 			c.State, c.Detail = Warn, "its token was presented by two keys"
 		case len(n.Missing) > 0:
 			c.State, c.Detail = Warn, n.Agent+"; "+n.Missing[0].Provider+" could not be opened: "+n.Missing[0].Why
+		case n.Health == site.NodeHung:
+			c.State, c.Detail = Error, "it is connected, and does not answer"
+		case len(n.Unwell) > 0:
+			c.State, c.Detail = Warn, n.Agent+"; "+n.Unwell[0].Provider+" is unavailable: "+n.Unwell[0].Why
 		default:
 			c.Detail = n.Agent + "; " + strings.Join(n.Providers, ", ")
 		}
-		if as == nodeSilent {
+		if as == nodeSilent || c.State == Error {
 			sum.State = worse(sum.State, Error)
 		} else if c.State == Warn && as != nodeRefused {
 			sum.State = worse(sum.State, Warn)

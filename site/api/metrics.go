@@ -64,7 +64,7 @@ func newMetrics(a *API) *metrics {
 	for _, s := range []state.RunStatus{state.RunApplied, state.RunReverted, state.RunRolledBack, state.RunPartial} {
 		m.runs.WithLabelValues(string(s))
 	}
-	m.registry.MustRegister(m.rounds, m.runs, m.steps, m.roundTook, m.stepTook, newGauges(a), collectors.NewGoCollector(),
+	m.registry.MustRegister(m.rounds, m.runs, m.steps, m.roundTook, m.stepTook, newGauges(a), newCertificateMetrics(a), newEventMetrics(a), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

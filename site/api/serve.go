@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -32,6 +33,12 @@ const (
 // Serve answers requests on a listener with a handler of an [API], until ctx is done; requests in progress then have a moment to end.
 // It closes the listener, and fails when that can no longer be listened on. Of connections it holds [MaxConns] at a time.
 func (a *API) Serve(ctx context.Context, l net.Listener, h http.Handler) error {
+	return a.ServeTLS(ctx, l, h, nil)
+}
+
+// ServeTLS is [API.Serve] over TLS, or without it when the configuration is nil. A client's certificate that the configuration has
+// verified is in the TLS of its requests.
+func (a *API) ServeTLS(ctx context.Context, l net.Listener, h http.Handler, config *tls.Config) error {
 	s := &http.Server{
 		Handler: h, MaxHeaderBytes: MaxHeader, ReadHeaderTimeout: readTime, ReadTimeout: readTime, WriteTimeout: writeTime, IdleTimeout: idleTime,
 		ErrorLog: slog.NewLogLogger(a.o.Logger.Handler(), slog.LevelDebug), // strangers cause these
@@ -45,7 +52,11 @@ func (a *API) Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 			_ = s.Close()
 		}
 	})
-	err := s.Serve(&capped{Listener: l, max: MaxConns})
+	var in net.Listener = &capped{Listener: l, max: MaxConns}
+	if config != nil {
+		in = tls.NewListener(in, config)
+	}
+	err := s.Serve(in)
 	if !stop() {
 		<-ended
 	}
@@ -136,7 +147,7 @@ func (a *API) guard(next http.Handler) http.Handler {
 // for a web page whose name somebody has pointed at this machine, in order to read what the page's author cannot reach.
 func misdirected(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
-	if !ok || !local.IP.IsLoopback() {
+	if r.TLS != nil || !ok || !local.IP.IsLoopback() { // over TLS the browser has asked for the certificate of that name
 		return false
 	}
 	host := r.Host

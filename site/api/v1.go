@@ -324,6 +324,9 @@ func (a *API) listNodes(r *http.Request) (any, int, error) {
 		for j := range part[i].Missing {
 			part[i].Missing[j].Why = a.text(part[i].Missing[j].Why)
 		}
+		for j := range part[i].Unwell {
+			part[i].Unwell[j].Why = a.text(part[i].Unwell[j].Why)
+		}
 	}
 	return NodesPage{part, next}, 0, nil
 }

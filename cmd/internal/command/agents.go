@@ -16,10 +16,12 @@ import (
 	"converge.dev/converge/agent"
 	"converge.dev/converge/cmd/internal/config"
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/guard"
 	"converge.dev/converge/internal/files"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/schema"
+	"converge.dev/converge/site"
 	"converge.dev/converge/trust"
 )
 
@@ -29,7 +31,8 @@ site. It dials the site agent (converge serve); nothing listens on the node.
 
 To add a node: make a token at the site (agent token create), exchange it on the node
 for a certificate (agent bootstrap), and run the agent there (agent run).`,
-		a.agentTokenCommand(), a.agentBootstrapCommand(), a.agentRunCommand(), a.agentGuardCommand(), a.agentListCommand(), a.agentRevokeCommand())
+		a.agentTokenCommand(), a.agentBootstrapCommand(), a.agentRunCommand(), a.agentGuardCommand(), a.agentListCommand(), a.agentRevokeCommand(), a.agentDrainCommand(),
+		a.agentStatusCommand(), a.agentHealthCommand(), a.agentConfigCommand(), a.agentRenewCommand(), a.agentLogsCommand(), a.agentInstallScriptCommand())
 }
 
 func (a *app) agentTokenCommand() *cobra.Command {
@@ -87,7 +90,7 @@ that only its owner can read.`,
 const maxToken = 4 << 10
 
 func (a *app) agentBootstrapCommand() *cobra.Command {
-	var server, token, dir string
+	var server, token, dir, node string
 	c := &cobra.Command{
 		Use:   "bootstrap",
 		Short: "Enrol this machine as a node",
@@ -101,6 +104,7 @@ It may be repeated with the same token, for example when the connection broke.`,
 	c.Flags().StringVar(&server, "server", "", "`address` of the site agent, HOST:PORT")
 	c.Flags().StringVar(&token, "token-file", "", "`file` with the token; - reads standard input")
 	c.Flags().StringVar(&dir, "dir", "identity", "`dir`ectory of the identity of the node")
+	c.Flags().StringVar(&node, "node", "", "the `name` of the node; a token for another one is refused")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if server == "" || token == "" {
 			return &view.Problem{What: "-server and -token-file are required", Fix: "Make a token at the site: converge agent token create NODE"}
@@ -108,6 +112,9 @@ It may be repeated with the same token, for example when the connection broke.`,
 		text, err := a.readToken(token)
 		if err != nil {
 			return err
+		}
+		if t, err := trust.ParseToken(text); err == nil && node != "" && t.Node != node {
+			return &view.Problem{What: "the token is for node " + t.Node + ", not " + node, Fix: "At the site: converge agent token create " + node}
 		}
 		id, err := trust.Bootstrap(c.Context(), dir, text, server, trust.IdentityOptions{})
 		if err != nil {
@@ -154,19 +161,30 @@ unless the site reaches it again: run converge agent guard as well.`,
   converge agent run -config=/etc/converge/agent.yaml`,
 		Args: exactly(0),
 	}
-	c.Flags().BoolVar(&untilEOF, "until-eof", false, "end when standard input ends")
+	untilEOFFlag(c, &untilEOF)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		ctx, stop := context.WithCancel(c.Context())
+		ctx, stop := a.untilEOF(c.Context(), untilEOF)
 		defer stop()
-		if untilEOF {
-			go func() {
-				_, _ = io.Copy(io.Discard, a.sys.Stdin)
-				stop()
-			}()
-		}
 		return a.runAgent(ctx, cmp.Or(a.flags.config, config.AgentName))
 	}
 	return c
+}
+
+// untilEOFFlag adds the flag of services that another process starts, and that end with it, whatever happens to that.
+func untilEOFFlag(c *cobra.Command, until *bool) {
+	c.Flags().BoolVar(until, "until-eof", false, "end when standard input ends")
+}
+
+// untilEOF returns a context that ends when standard input does, with io.EOF as its cause, if that is asked for.
+func (a *app) untilEOF(ctx context.Context, asked bool) (context.Context, func()) {
+	ctx, end := context.WithCancelCause(ctx)
+	if asked {
+		go func() {
+			_, _ = io.Copy(io.Discard, a.sys.Stdin)
+			end(io.EOF)
+		}()
+	}
+	return ctx, func() { end(nil) }
 }
 
 // runAgent runs the agent of a node until ctx is done.
@@ -185,9 +203,15 @@ func (a *app) runAgent(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
+	var undo *guard.Client
+	if conf.Guard != "" {
+		undo = guard.Dial(conf.Guard)
+	}
+	kept := agent.NewLog(keptRecords)
+	a.alsoLog(kept.Handler)
 	var opener *all.Opener
 	err = agent.Run(ctx, agent.Options{
-		Dir: conf.Dir, Servers: conf.Servers, Guard: guarded(conf), Version: a.sys.Version, Logger: a.log,
+		Dir: conf.Dir, Servers: conf.Servers, Guard: guarded(conf), Ready: a.tellReady, Undo: undo, Version: a.sys.Version, Logger: a.log, Local: agent.ListenLocal, Log: kept,
 		Offers: func(node string) ([]providers.Need, error) { return conf.Offers(node, sch.Kinds()) },
 		Open: func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 			if opener == nil {
@@ -209,9 +233,15 @@ func (a *app) runAgent(ctx context.Context, path string) error {
 func (a *app) agentListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "list", Short: "List the nodes that have enrolled, or may", Args: exactly(0),
-		Long: `List the nodes that have a token or a certificate: their state, until when the
-certificate is valid, and their labels.`,
-		Example: "  converge agent list",
+		Long: `List the nodes that have a token or a certificate: their state, how their certificate
+stands, and their labels. The site agent on this machine is asked for the rest, through its
+socket (-server, or server in converge.yaml): whether they are connected or when they last
+answered, how they do, the version of their agent, and the tasks in progress there.
+
+Health is ok, degraded (something that the node should serve is missing or unavailable),
+hung (it is connected, and does not answer) or away. Without a site agent it is -.`,
+		Example: `  converge agent list
+  converge agent list -server=unix:/var/lib/converge/serve.sock -json`,
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		s, err := a.open(c.Context(), nil, nil)
@@ -222,13 +252,35 @@ certificate is valid, and their labels.`,
 		if err != nil {
 			return err
 		}
-		if a.flags.json {
-			return a.printJSON(view.NodesJSON(nodes))
+		live, why := s.standings(c.Context())
+		if why != "" && len(nodes) > 0 {
+			a.view.Note(why)
 		}
-		a.print(view.NodesText(nodes, a.style(a.sys.Stdout)))
+		if a.flags.json {
+			return a.printJSON(view.NodesJSON(nodes, live))
+		}
+		a.print(view.NodesText(nodes, live, time.Now(), a.style(a.sys.Stdout)))
 		return nil
 	}
 	return c
+}
+
+// standings asks the site agent how the nodes stand, by name; when it cannot be asked, why says so.
+func (s *session) standings(ctx context.Context) (live map[string]site.NodeStatus, why string) {
+	if s.far == nil {
+		return nil, "How the nodes stand is not known without a site agent to ask: name its socket with -server=unix:PATH, or server in " + config.Name + "."
+	}
+	ctx, cancel := context.WithTimeout(ctx, asking)
+	defer cancel()
+	list, err := s.far.standings(ctx)
+	if err != nil {
+		return nil, "How the nodes stand is not known: " + err.Error()
+	}
+	live = make(map[string]site.NodeStatus, len(list))
+	for _, n := range list {
+		live[n.Name] = n
+	}
+	return live, ""
 }
 
 func (a *app) agentRevokeCommand() *cobra.Command {

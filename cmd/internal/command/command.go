@@ -223,7 +223,7 @@ Both -flag and --flag are accepted.`,
 	add(groupMain, a.initCommand(), a.validateCommand(), a.planCommand(), a.applyCommand(), a.destroyCommand(), a.driftCommand())
 	add(groupLook, a.fmtCommand(), a.schemaCommand(), a.putCommand(), a.getCommand(), a.historyCommand(), a.diffCommand(), a.showCommand(), a.explainCommand(), a.graphCommand(), a.observeCommand(), a.importCommand(), a.inventoryCommand())
 	add(groupRuns, a.runsCommand(), a.cancelCommand(), a.confirmCommand(), a.resumeCommand(), a.rollbackCommand())
-	add(groupAgents, a.serveCommand(), a.approveCommand(), a.agentCommand(), a.trustCommand())
+	add(groupAgents, a.serveCommand(), a.approveCommand(), a.eventsCommand(), a.agentCommand(), a.trustCommand())
 	add(groupState, a.stateCommand(), a.holdCommand(), a.releaseCommand(), a.freezeCommand(), a.lockCommand(), a.forceUnlockCommand(), a.auditCommand())
 	add(groupTools, a.devCommand(), a.manCommand(), a.versionCommand())
 	root.AddCommand(a.evalCommand())

@@ -32,8 +32,8 @@ type meddling struct {
 func (a *app) devWorldCommand() *cobra.Command {
 	var m meddling
 	c := group("world", "Change a rehearsed world behind converge's back", `Change what a rehearsed world has, as a person would who logs in and bypasses converge:
-to see drift reported and put right. A process that has the world open, such as a node
-agent of converge dev site, is asked to make the change, and notices it at once.
+to see drift reported and put right. A process that has the world open, such as
+converge dev site, is asked to make the change, and notices it at once.
 
 The world is that of the node, agents/NODE/world.json, when the node has an agent in this
 workspace; otherwise fake.world of converge.yaml.`)
@@ -163,7 +163,7 @@ func (a *app) meddle(ctx context.Context, m meddling, do func(file string, c *fa
 	var unreached *fake.UnreachableError
 	switch {
 	case errors.As(err, &unreached):
-		return &view.Problem{What: "another process has the world open, and cannot be reached", Where: unreached.Socket + ": " + unreached.Err.Error(), Fix: "Only a node agent can be asked to change its world. Wait for another command to end.", Err: err}
+		return &view.Problem{What: "another process has the world open, and cannot be reached", Where: unreached.Socket + ": " + unreached.Err.Error(), Fix: "Only a node agent and converge dev site can be asked to change a world. Wait for another command to end.", Err: err}
 	case err != nil:
 		return &view.Problem{What: "the world cannot be opened", Where: err.Error(), Fix: "Choose another with -world=FILE.", Err: err}
 	}

@@ -11,6 +11,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/drift"
+	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 )
 
@@ -129,7 +130,7 @@ func (s *session) watchDrift(ctx context.Context, e *engine.Engine, site schema.
 		return err
 	}
 	var last []byte
-	return s.eachChange(e.Watch(ctx, site, engine.Watching{Needs: needs, Full: interval}), func([]schema.Place) error {
+	return s.eachChange(e.Watch(ctx, site, engine.Watching{Needs: func() []providers.Need { return needs }, Full: interval}), func([]engine.Changed) error {
 		r, err := s.drift(ctx, e)
 		if err != nil {
 			return err

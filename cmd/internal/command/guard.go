@@ -7,6 +7,7 @@ import (
 	"errors"
 	"path/filepath"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/agent"
@@ -20,7 +21,8 @@ import (
 )
 
 func (a *app) agentGuardCommand() *cobra.Command {
-	return &cobra.Command{
+	var untilEOF bool
+	c := &cobra.Command{
 		Use:   "guard",
 		Short: "Undo what cuts this node off, until interrupted",
 		Long: `Run the guard of this node, beside its agent and as a process of its own. Before the agent
@@ -34,10 +36,14 @@ node has no guard, and its changes are not guarded.`,
 		Example: `  converge agent guard
   converge agent guard -config=/etc/converge/agent.yaml`,
 		Args: exactly(0),
-		RunE: func(c *cobra.Command, _ []string) error {
-			return a.runGuard(c.Context(), cmp.Or(a.flags.config, config.AgentName))
-		},
 	}
+	untilEOFFlag(c, &untilEOF)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		ctx, stop := a.untilEOF(c.Context(), untilEOF)
+		defer stop()
+		return a.runGuard(ctx, cmp.Or(a.flags.config, config.AgentName))
+	}
+	return c
 }
 
 // runGuard runs the guard of a node until ctx is done.
@@ -58,7 +64,7 @@ func (a *app) runGuard(ctx context.Context, path string) error {
 	}
 	kinds := sch.Kinds()
 	err = guard.Run(ctx, guard.Options{
-		Dir: conf.Guard, Logger: a.log,
+		Dir: conf.Guard, Logger: a.log, Ready: a.tellReady,
 		Open: func(ctx context.Context, s guard.Source) (*providers.Provider, error) {
 			var from origin
 			if err := json.Unmarshal(s.Settings, &from); err != nil {
@@ -92,6 +98,13 @@ func (a *app) runGuard(ctx context.Context, path string) error {
 		return &view.Problem{What: "a guard is already running here", Where: conf.Guard, Err: err}
 	}
 	return err
+}
+
+// tellReady tells the service manager that started this process, if one did, that what waits for it can go on.
+func (a *app) tellReady() {
+	if _, err := daemon.SdNotify(true, daemon.SdNotifyReady); err != nil {
+		a.log.Warn("the service manager could not be told that this process is ready", "error", err)
+	}
 }
 
 // An origin is how a provider is opened that undoes a change. It is kept with the change, so that the guard needs no other file.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -123,6 +124,8 @@ func TestServeShowsTheSite(t *testing.T) {
 	}
 	if body := get("http://" + metrics + "/metrics"); !strings.Contains(body, `converge_status_phase{phase="in-sync"} 1`) || !strings.Contains(body, "converge_keeper 1") {
 		t.Errorf("%s", body)
+	} else {
+		promtool(t, body)
 	}
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
@@ -132,5 +135,22 @@ func TestServeShowsTheSite(t *testing.T) {
 	}
 	if strings.Contains(logged.String(), canary) || strings.Contains(seen(), canary) {
 		t.Error("the log or the traces have the secret")
+	}
+}
+
+// promtool has Prometheus' own program check metrics. Where it is not installed, CONVERGE_REAL makes that an error.
+func promtool(t *testing.T, metrics string) {
+	t.Helper()
+	path, err := exec.LookPath("promtool")
+	if err != nil {
+		if os.Getenv("CONVERGE_REAL") != "" {
+			t.Errorf("the package prometheus is not installed: %v", err)
+		}
+		return
+	}
+	check := exec.Command(path, "check", "metrics")
+	check.Stdin = strings.NewReader(metrics)
+	if out, err := check.CombinedOutput(); err != nil || len(out) > 0 { // what it advises counts, too
+		t.Errorf("promtool check metrics: %v\n%s", err, out)
 	}
 }

@@ -12,7 +12,8 @@ import (
 func (a *app) lockCommand() *cobra.Command {
 	status := &cobra.Command{
 		Use: "status", Short: "Show who holds the site lock", Args: exactly(0),
-		Long:    "Show who holds the site lock, and what that process is doing.",
+		Long: `Show who holds the site lock, and what that process is doing; and which site agent keeps
+the site, where there is one (converge serve).`,
 		Example: "  converge lock status",
 	}
 	status.RunE = func(c *cobra.Command, _ []string) error {
@@ -24,10 +25,14 @@ func (a *app) lockCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if a.flags.json {
-			return a.printJSON(map[string]any{"locked": info != nil, "lock": info})
+		keeper, err := s.store.Kept(c.Context())
+		if err != nil {
+			return err
 		}
-		a.print(view.LockText(s.store.Path(), info))
+		if a.flags.json {
+			return a.printJSON(map[string]any{"locked": info != nil, "lock": info, "keeper": keeper})
+		}
+		a.print(view.LockText(s.store.Path(), info) + view.KeeperText(keeper))
 		return nil
 	}
 	return group("lock", "Show the site lock", "Only one process at a time can change a site: the one that holds the site lock.", status)

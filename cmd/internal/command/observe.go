@@ -183,18 +183,20 @@ func (a *app) printObservation(found *survey.Survey) error {
 func (s *session) watchItems(ctx context.Context, e *engine.Engine, site schema.Site, needs []providers.Need, want func(schema.Place) bool, interval time.Duration) error {
 	var last survey.Sighting
 	first := true
-	return s.eachChange(e.Watch(ctx, site, engine.Watching{Needs: needs, Want: want, Full: interval}), func(places []schema.Place) error {
-		found, err := e.Survey(ctx, site, needs, func(p schema.Place) bool { return slices.Contains(places, p) })
+	return s.eachChange(e.Watch(ctx, site, engine.Watching{Needs: func() []providers.Need { return needs }, Want: want, Full: interval}), func(changes []engine.Changed) error {
+		found, err := e.Survey(ctx, site, needs, func(p schema.Place) bool {
+			return slices.ContainsFunc(changes, func(c engine.Changed) bool { return c.Place == p })
+		})
 		if err != nil {
 			return err
 		}
-		changes := last.Update(s.kinds, found)
+		differences := last.Update(s.kinds, found)
 		if first {
 			first = false
 			return s.printObservation(found)
 		}
 		now := time.Now()
-		for _, ch := range changes {
+		for _, ch := range differences {
 			if err := s.printChange(now, view.MaskChange(ch, s.kinds)); err != nil {
 				return err
 			}

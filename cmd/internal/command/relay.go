@@ -12,6 +12,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/wire"
+	"converge.dev/converge/site"
 )
 
 // relay returns how nodes are reached through the site agent at an address.
@@ -49,6 +50,13 @@ func (a *app) relay(server string, conf *config.File) (*farSide, error) {
 				needs = append(needs, providers.Need{Scope: p.Scope, Provider: p.Name})
 			}
 			return needs, nil
+		},
+		standings: func(ctx context.Context) ([]site.NodeStatus, error) {
+			list, err := site.Standings(ctx, conn)
+			if err != nil {
+				err = fmt.Errorf("the site agent at %s does not answer: %w", path, err)
+			}
+			return list, err
 		},
 	}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -28,6 +29,7 @@ import (
 	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/internal/reverse"
 	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/site"
 	"converge.dev/converge/site/api"
@@ -61,6 +63,7 @@ const (
 
 func (a *app) serveCommand() *cobra.Command {
 	var f serving
+	var untilEOF bool
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Keep the site as its document says",
@@ -95,12 +98,15 @@ The keys that nodes trust are in a directory that converge trust init makes.`,
 	p.StringVar(&f.socket, "socket", "", "`path` of the socket for commands on this machine; default: serve.sock in -data-dir")
 	p.StringVar(&f.http, "http", serveHTTP, "`address` for health, state and the read-only API, HOST:PORT, or none")
 	p.StringVar(&f.metrics, "metrics", serveMetrics, "`address` for metrics, HOST:PORT, or none")
+	untilEOFFlag(c, &untilEOF)
 	_ = c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(modes(), cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if err := f.check(); err != nil {
 			return err
 		}
-		return a.serve(c.Context(), f, nil)
+		ctx, stop := a.untilEOF(c.Context(), untilEOF)
+		defer stop()
+		return a.serve(ctx, f)
 	}
 	return c
 }
@@ -154,15 +160,8 @@ func (a *app) authority(dir string) (*trust.Authority, string, error) {
 	return authority, dir, nil
 }
 
-// A serves is a site agent that nodes can connect to.
-type serves struct {
-	address string
-	store   *state.Store
-	keys    *trust.Authority
-}
-
-// serve runs a site agent until ctx is done. It calls ready, if it is not nil, once nodes can connect.
-func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (err error) {
+// serve runs a site agent until ctx is done.
+func (a *app) serve(ctx context.Context, f serving) (err error) {
 	if err := a.logAsService("serve"); err != nil {
 		return err
 	}
@@ -208,7 +207,13 @@ func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (e
 		Epoch: s.store.Epoch, Changed: func() { agent.Look() }, Logger: a.log,
 	})
 	s.far = &farSide{open: nodes.Open, offers: func(context.Context) ([]providers.Need, error) { return nodes.Reached(), nil }}
+	if s.certs, err = s.openCertificates(ctx, f, keys); err != nil {
+		return err
+	}
 	shown := s.api(f, nodes, keys)
+	if err = s.openEvents(keys.Site(), nodes, shown); err != nil {
+		return err
+	}
 	if agent, err = s.siteAgent(ctx, f, nodes, keys.Site().ID, shown); err != nil {
 		return err
 	}
@@ -241,19 +246,14 @@ func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (e
 
 	until, closeWeb := context.WithCancel(context.WithoutCancel(ctx)) // until the last run has ended
 	defer closeWeb()
-	for _, w := range []web{{"http", f.http, shown.Handler()}, {"metrics", f.metrics, shown.Metrics()}} {
+	for _, w := range []web{{"http", f.http, shown.Handler(), s.certs.tls(until, &running)}, {"metrics", f.metrics, shown.Metrics(), nil}} {
 		if err := a.serveWeb(until, &running, shown, w); err != nil {
 			return err
 		}
 	}
 
 	a.log.Info("site agent started", "site", s.site, "mode", f.mode, "listen", l.Addr().String(), "socket", socket)
-	if ready != nil {
-		if err := ready(serves{l.Addr().String(), s.store, keys}); err != nil {
-			return err
-		}
-	}
-	if err = s.keep(ctx, agent, nodes, shown); a.signal.Load() != nil {
+	if err = s.keep(ctx, agent, nodes, shown); a.signal.Load() != nil || errors.Is(context.Cause(ctx), io.EOF) {
 		a.log.Info("site agent stopped")
 		return nil
 	}
@@ -264,6 +264,7 @@ func (a *app) serve(ctx context.Context, f serving, ready func(serves) error) (e
 type web struct {
 	flag, address string
 	handler       http.Handler
+	tls           *tls.Config // nil: without TLS
 }
 
 // serveWeb serves one of them until ctx is done.
@@ -275,9 +276,12 @@ func (a *app) serveWeb(ctx context.Context, running *sync.WaitGroup, shown *api.
 	if err != nil {
 		return &view.Problem{What: "cannot listen on the address", Where: err.Error(), Fix: fmt.Sprintf("Choose another with -%s=HOST:PORT, or none with -%[1]s=none.", w.flag), Err: err}
 	}
-	a.log.Info("serving "+w.flag, "address", l.Addr().String())
+	a.log.Info("serving "+w.flag, "address", l.Addr().String(), "tls", w.tls != nil)
+	if w.flag == "http" && w.tls == nil && !carbide.Local(l.Addr().String()) {
+		a.log.Warn("what is served to other machines has no TLS: anyone on the network path can read and change it; set https in converge.yaml", "address", l.Addr().String())
+	}
 	running.Go(func() {
-		if err := shown.Serve(ctx, l, w.handler); err != nil {
+		if err := shown.ServeTLS(ctx, l, w.handler, w.tls); err != nil {
 			a.log.Error("no longer serving "+w.flag, "error", err)
 		}
 	})
@@ -297,7 +301,7 @@ func (s *session) keep(ctx context.Context, agent *site.Agent, nodes *site.Nodes
 		s.log.Info("this site agent keeps the site")
 		nodes.Lead(true)
 		shown.Keeps()
-		err = agent.Run(k.Context(ctx))
+		err = s.certs.enrolling(k.Context(ctx), s.telling(agent.Run))
 		nodes.Lead(false)
 		shown.Yields()
 		if cerr := k.Close(); ctx.Err() != nil || !errors.Is(err, state.ErrNotKeeper) {
@@ -313,20 +317,18 @@ func (s *session) siteAgent(ctx context.Context, f serving, nodes *site.Nodes, i
 	if err != nil {
 		return nil, err
 	}
+	kept := newest{s: s}
 	return site.New(site.Options{
 		Engine: e, Store: s.store, Mode: site.Mode(f.mode), Sweep: f.sweep, Logger: s.log,
 		Inbox: s.takeInbox,
 		Desired: func(ctx context.Context) (*schema.Document, error) {
-			if _, err := s.store.Head(ctx); err != nil {
-				return nil, err
-			}
-			doc, err := s.stored(ctx, 0)
+			doc, err := kept.read(ctx)
 			if err == nil && doc.Site.ID != id {
 				err = fmt.Errorf("the document is for the site with id %s, and the keys of the nodes for %s", doc.Site.ID, id)
 			}
 			return doc, err
 		},
-		Ended:   s.answerRun,
+		Ended: s.answerRun, Said: s.said(),
 		Mask:    func(r *drift.Report) *drift.Report { return view.MaskDrift(r, s.kinds) },
 		Reached: func() []providers.Need { return s.reached(ctx) },
 		Renewed: nodes.Renewed, Rounded: shown.Rounded,
@@ -349,7 +351,9 @@ func (s *session) api(f serving, nodes *site.Nodes, keys *trust.Authority) *api.
 		Needs: func() []providers.Need { return s.reached(context.Background()) }, Nodes: nodes.Status, Trust: keys.Document,
 		MaskRecord: func(r state.Record) state.Record { return view.MaskRecord(r, s.kinds[r.Ref.Kind]) },
 		MaskDrift:  func(r *drift.Report) *drift.Report { return view.MaskDrift(r, s.kinds) },
-		Scrub:      s.scrubber.ScrubText,
+		Scrub:      s.scrubber.ScrubText, Events: s.eventsStand,
+
+		Certificates: s.certs.list, Enrolments: s.certs.enrolments(),
 	})
 }
 

@@ -21,6 +21,8 @@ import (
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/kinds"
+	"converge.dev/converge/site"
+	"converge.dev/converge/site/outbox"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
 )
@@ -36,7 +38,10 @@ type session struct {
 	looks bool   // the command plans or surveys, and writes nothing
 	place string // of the store
 
-	far *farSide // nil when there is no site agent
+	far   *farSide     // nil when there is no site agent
+	certs certificates // of a site agent
+
+	events *outbox.Outbox // tells the cloud what happens; nil when it is told nothing
 }
 
 // schema compiles the embedded schema, once.
@@ -258,6 +263,8 @@ func (s *session) opener() func(context.Context, schema.Site, []providers.Need) 
 type farSide struct {
 	open   func(ctx context.Context, needs []providers.Need) (*providers.Set, error)
 	offers func(ctx context.Context) ([]providers.Need, error) // what the connected ones serve
+
+	standings func(ctx context.Context) ([]site.NodeStatus, error) // how they stand; nil in the site agent itself
 }
 
 // split returns what is reached as the configuration says, and what through the site agent.

@@ -274,6 +274,17 @@ func (a *app) openLog() error {
 	return nil
 }
 
+// alsoLog makes the log go to another handler too, which is made for its level: info when there is no log.
+func (a *app) alsoLog(to func(slog.Leveler) slog.Handler) {
+	log, level := a.log.Handler(), slog.LevelInfo
+	for _, l := range []slog.Level{slog.LevelError, slog.LevelWarn, slog.LevelInfo, slog.LevelDebug, etcd.Trace} {
+		if log.Enabled(context.Background(), l) {
+			level = l
+		}
+	}
+	a.log = slog.New(slog.NewMultiHandler(log, a.scrubber.Handler(to(level))))
+}
+
 // who returns the person and the machine, for locks, runs and approvals.
 func who() string {
 	name := "uid-" + strconv.Itoa(os.Getuid())

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
-	"converge.dev/converge/schema"
+	"converge.dev/converge/engine"
 )
 
 // A watching says whether a command goes on and reports what changes.
@@ -33,7 +33,7 @@ func (w *watching) check(c *cobra.Command) error {
 }
 
 // eachChange calls look whenever something may have changed. To be interrupted, or to lose its reader, is how it succeeds.
-func (a *app) eachChange(changed iter.Seq2[[]schema.Place, error], look func([]schema.Place) error) error {
+func (a *app) eachChange(changed iter.Seq2[[]engine.Changed, error], look func([]engine.Changed) error) error {
 	shown := false
 	for places, err := range changed {
 		if err == nil {

@@ -21,7 +21,7 @@ type Agent struct {
 	Servers  []string  `yaml:"servers"` // HOST:PORT of every replica of the site agent
 	Dir      string    `yaml:"dir"`     // of its identity and its ledger; "identity" when empty
 	Guard    string    `yaml:"guard"`   // directory of the guard, which converge agent guard serves; empty: there is none
-	Fake     *all.Fake `yaml:"fake"`    // everything from one file, for rehearsals, instead of all others
+	Fake     *all.Fake `yaml:"fake"`    // everything from one world, for rehearsals, instead of all others
 	all.Node `yaml:",inline"`
 
 	Path string `yaml:"-"` // of the file
@@ -44,8 +44,8 @@ func ReadAgent(path string) (*Agent, error) {
 	if a.Guard != "" && !filepath.IsAbs(a.Guard) {
 		a.Guard = filepath.Join(filepath.Dir(path), a.Guard)
 	}
-	if a.Guard != "" && a.Fake != nil {
-		return nil, fmt.Errorf("%s: guard: a node whose world is rehearsed has none", path)
+	if a.Guard != "" && a.Fake != nil && a.Fake.Server == "" {
+		return nil, fmt.Errorf("%s: guard: the agent and the guard cannot both have a world's file open: name a process that serves it with fake.server", path)
 	}
 	if len(a.Servers) == 0 {
 		return nil, fmt.Errorf("%s: servers is missing: want the addresses of the site agent, such as [site.example:7443]", path)

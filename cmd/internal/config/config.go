@@ -27,6 +27,7 @@ import (
 	"converge.dev/converge/providers/all"
 	"converge.dev/converge/providers/carbide"
 	"converge.dev/converge/schema/signed"
+	"converge.dev/converge/trust/certs"
 )
 
 // maxSize is the maximum size of the file.
@@ -43,7 +44,10 @@ type File struct {
 	Policy     Policy  `yaml:"policy"`
 	Trust      Trust   `yaml:"trust"`
 	Server     string  `yaml:"server"` // unix:PATH of the site agent, through which nodes are reached that are not listed
+	Events     *Events `yaml:"events"` // where the cloud is told what happens; nil: nowhere
 	all.Config `yaml:",inline"`
+
+	HTTPS *certs.Config `yaml:"https"` // the certificate of what converge serve serves by HTTP; nil: it is served without TLS
 
 	Path string `yaml:"-"` // of the file; empty when there is none
 }
@@ -192,8 +196,18 @@ func Read(path string) (*File, error) {
 			*p = filepath.Join(f.Dir(), *p)
 		}
 	}
+	if f.Events != nil {
+		if err := f.Events.check(f.Dir()); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+	}
 	if err := f.Trust.check(); err != nil {
 		return nil, fmt.Errorf("%s: trust: %w", path, err)
+	}
+	if f.HTTPS != nil {
+		if err := f.HTTPS.Check("https"); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
 	}
 	return f, nil
 }

@@ -50,6 +50,32 @@ policy: {max_destroy: 3}
 	}
 }
 
+func TestCertificates(t *testing.T) {
+	f, err := read(t, `
+https: {acme: {directory: "https://ca.example/dir", hosts: [site.example], http: ":80"}, clients: {ca: clients.crt}}
+carbide:
+  address: carbide:1079
+  enrol: {url: "https://far.example/v1/sitecreds", otp_file: otp, ca: far.crt, store: {kubernetes: {secret: far}}}
+  tls: {cert: c, key: k}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.HTTPS.ACME.Hosts[0] != "site.example" || f.HTTPS.Clients.CA != "clients.crt" || f.Carbide.Enrol.Store.Kubernetes.Secret != "far" {
+		t.Errorf("%+v, %+v", f.HTTPS, f.Carbide.Enrol)
+	}
+	for text, want := range map[string]string{
+		"https: {}": "https: want one origin of the certificate, and there are 0",
+		"https: {builtin: true, files: {cert: a, key: b}}": "there are 2",
+		"https: {file: {cert: a}}":                         "Did you mean files?",
+		"carbide: {address: a, enrol: {otp: x}}":           `"carbide.enrol.otp"`,
+	} {
+		if _, err := read(t, text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 func TestWhatIsNotKnownIsRefused(t *testing.T) {
 	for text, want := range map[string][]string{
 		"site: a\nstie: b\n":                            {"line 2", `"stie"`, "Did you mean site?"},

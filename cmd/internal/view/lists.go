@@ -291,6 +291,14 @@ func LockText(path string, l *state.LockInfo) string {
 	return "Lock Info:\n" + indent(table(Style{}, rows), "  ")
 }
 
+// KeeperText says which site agent keeps the site; nothing when none does.
+func KeeperText(k *state.KeeperInfo) string {
+	if k == nil {
+		return ""
+	}
+	return fmt.Sprintf("The site is kept by the site agent of %s (PID %d), since %s UTC.\n", clean(k.Who), k.PID, at(k.Since))
+}
+
 // HistoryText lists revisions of the document.
 func HistoryText(list []Revision, s Style) string {
 	if len(list) == 0 {

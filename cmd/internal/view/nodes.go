@@ -1,6 +1,7 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -8,29 +9,51 @@ import (
 	"time"
 
 	"converge.dev/converge/schema/signed"
+	"converge.dev/converge/site"
 	"converge.dev/converge/state"
 	"converge.dev/converge/trust"
 )
 
-// NodesText lists the nodes that the site knows.
-func NodesText(nodes []state.Node, s Style) string {
+// NodesText lists the nodes that the site knows. Live is how they stand at the site agent, by name: nil when that is not known.
+func NodesText(nodes []state.Node, live map[string]site.NodeStatus, now time.Time, s Style) string {
 	if len(nodes) == 0 {
 		return "No nodes. Make a token for one with: converge agent token create NODE\n"
 	}
-	rows := [][]string{{"NODE", "STATUS", "CERTIFICATE UNTIL", "LABELS"}}
+	rows := [][]string{{"NODE", "STATUS", "CONTACT", "HEALTH", "VERSION", "TASKS", "CERTIFICATE UNTIL", "LEFT", "LABELS"}}
+	details := ""
 	for i := range nodes {
 		n := &nodes[i]
-		until := "-"
+		until, life := "-", "-"
 		if !n.Expires.IsZero() {
-			until = at(n.Expires)
+			until, life = at(n.Expires), left(n.Expires, now)
+		}
+		contact, health, version, tasks := "-", "-", "-", "-"
+		if x, ok := live[n.Name]; ok {
+			word, why := x.Health()
+			contact, health, version = ago(&x.Heard, now), word, cmp.Or(clean(x.Agent), "-")
+			if x.Connected {
+				tasks = fmt.Sprint(x.Running)
+			}
+			if x.Connected && !x.Hung {
+				contact = "connected"
+			}
+			if word == site.NodeDegraded {
+				details += clean(n.Name) + " is degraded: " + clean(why) + "\n"
+			}
+		} else if live != nil && n.Status() != state.NodePending {
+			contact, health = "never", site.NodeAway
 		}
 		var labels []string
 		for _, key := range slices.Sorted(maps.Keys(n.Labels)) {
 			labels = append(labels, clean(fmt.Sprintf("%s=%s", key, n.Labels[key])))
 		}
-		rows = append(rows, []string{clean(n.Name), string(n.Status()), until, strings.Join(labels, " ")})
+		rows = append(rows, []string{clean(n.Name), string(n.Status()), contact, health, version, tasks, until, life, strings.Join(labels, " ")})
 	}
-	return table(s, rows)
+	text := table(s, rows)
+	if details != "" {
+		text += "\n" + s.paint(yellow, details)
+	}
+	return text
 }
 
 // A node is one node in JSON.
@@ -41,10 +64,19 @@ type node struct {
 	Serial  string            `json:"certificate_serial,omitempty"`
 	Labels  map[string]string `json:"labels,omitempty"`
 	Reason  string            `json:"reason,omitempty"` // why it is banned
+
+	// As the site agent says; absent when it could not be asked, or the node has never been connected to it.
+	Connected *bool      `json:"connected,omitempty"`
+	Since     *time.Time `json:"since,omitempty"` // when it came, or went
+	Heard     *time.Time `json:"heard,omitempty"` // when it last answered
+	Health    string     `json:"health,omitempty"`
+	Detail    string     `json:"health_detail,omitempty"` // why it is not ok
+	Agent     string     `json:"agent,omitempty"`         // version of its agent
+	Running   *int       `json:"running,omitempty"`       // tasks in progress
 }
 
-// NodesJSON returns the nodes that the site knows, without what only their enrolment needs.
-func NodesJSON(nodes []state.Node) any {
+// NodesJSON returns the nodes that the site knows, without what only their enrolment needs. See [NodesText].
+func NodesJSON(nodes []state.Node, live map[string]site.NodeStatus) any {
 	list := make([]node, len(nodes))
 	for i := range nodes {
 		n := &nodes[i]
@@ -54,6 +86,12 @@ func NodesJSON(nodes []state.Node) any {
 		}
 		if n.Ban != nil {
 			list[i].Reason = n.Ban.Reason
+		}
+		if x, ok := live[n.Name]; ok {
+			list[i].Connected, list[i].Since, list[i].Heard, list[i].Agent = &x.Connected, &x.Since, &x.Heard, x.Agent
+			if list[i].Health, list[i].Detail = x.Health(); x.Connected {
+				list[i].Running = &x.Running
+			}
 		}
 	}
 	return list

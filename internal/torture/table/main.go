@@ -20,6 +20,7 @@ var tests = []struct{ letter, about string }{
 	{"C", "three etcd members with faults"},
 	{"D", "split brain: stopped beyond the lease at every failpoint"},
 	{"E", "provider faults × methods × kinds of kinds"},
+	{"F", "nodes that fail while a task is on its way"},
 	{"J", "hostile input"},
 	{"L", "torn and corrupted state, full disk"},
 	{"M", "decoders on mutated input"},
@@ -27,6 +28,7 @@ var tests = []struct{ letter, about string }{
 	{"O", "linearizability of store and epoch"},
 	{"P", "seeded safety bugs"},
 	{"Q", "secret canaries"},
+	{"S", "failover of site agents"},
 }
 
 func main() {

@@ -395,6 +395,7 @@ type Standing struct {
 	Agent         string                 `protobuf:"bytes,5,opt,name=agent,proto3" json:"agent,omitempty"`         // version of the agent
 	Providers     []string               `protobuf:"bytes,6,rep,name=providers,proto3" json:"providers,omitempty"` // what it serves
 	Missing       []*wirepb.Missing      `protobuf:"bytes,7,rep,name=missing,proto3" json:"missing,omitempty"`     // what is configured there and could not be opened
+	Unwell        []*wirepb.Missing      `protobuf:"bytes,8,rep,name=unwell,proto3" json:"unwell,omitempty"`       // what it serves and whose far side is unavailable
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -478,6 +479,186 @@ func (x *Standing) GetMissing() []*wirepb.Missing {
 	return nil
 }
 
+func (x *Standing) GetUnwell() []*wirepb.Missing {
+	if x != nil {
+		return x.Unwell
+	}
+	return nil
+}
+
+type StandingsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StandingsRequest) Reset() {
+	*x = StandingsRequest{}
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StandingsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StandingsRequest) ProtoMessage() {}
+
+func (x *StandingsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StandingsRequest.ProtoReflect.Descriptor instead.
+func (*StandingsRequest) Descriptor() ([]byte, []int) {
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{9}
+}
+
+type StandingsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []*NodeStanding        `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StandingsResponse) Reset() {
+	*x = StandingsResponse{}
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StandingsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StandingsResponse) ProtoMessage() {}
+
+func (x *StandingsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StandingsResponse.ProtoReflect.Descriptor instead.
+func (*StandingsResponse) Descriptor() ([]byte, []int) {
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *StandingsResponse) GetNodes() []*NodeStanding {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// NodeStanding is how a node stands at a site agent. Times are milliseconds since 1970; zero: never.
+type NodeStanding struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Connected     bool                   `protobuf:"varint,2,opt,name=connected,proto3" json:"connected,omitempty"`
+	Since         int64                  `protobuf:"varint,3,opt,name=since,proto3" json:"since,omitempty"`      // when it came, or went
+	Heard         int64                  `protobuf:"varint,4,opt,name=heard,proto3" json:"heard,omitempty"`      // when it last answered
+	Address       string                 `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`   // from which it is connected
+	Hung          bool                   `protobuf:"varint,6,opt,name=hung,proto3" json:"hung,omitempty"`        // it is connected, and does not answer
+	Standing      *Standing              `protobuf:"bytes,7,opt,name=standing,proto3" json:"standing,omitempty"` // as it last said
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeStanding) Reset() {
+	*x = NodeStanding{}
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeStanding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeStanding) ProtoMessage() {}
+
+func (x *NodeStanding) ProtoReflect() protoreflect.Message {
+	mi := &file_providers_remote_remotepb_remote_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeStanding.ProtoReflect.Descriptor instead.
+func (*NodeStanding) Descriptor() ([]byte, []int) {
+	return file_providers_remote_remotepb_remote_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *NodeStanding) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NodeStanding) GetConnected() bool {
+	if x != nil {
+		return x.Connected
+	}
+	return false
+}
+
+func (x *NodeStanding) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *NodeStanding) GetHeard() int64 {
+	if x != nil {
+		return x.Heard
+	}
+	return 0
+}
+
+func (x *NodeStanding) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *NodeStanding) GetHung() bool {
+	if x != nil {
+		return x.Hung
+	}
+	return false
+}
+
+func (x *NodeStanding) GetStanding() *Standing {
+	if x != nil {
+		return x.Standing
+	}
+	return nil
+}
+
 var File_providers_remote_remotepb_remote_proto protoreflect.FileDescriptor
 
 const file_providers_remote_remotepb_remote_proto_rawDesc = "" +
@@ -500,7 +681,7 @@ const file_providers_remote_remotepb_remote_proto_rawDesc = "" +
 	"\x05armed\x18\x03 \x01(\bR\x05armed\x12\x12\n" +
 	"\x04kept\x18\x04 \x01(\bR\x04kept\"!\n" +
 	"\vBeatRequest\x12\x12\n" +
-	"\x04head\x18\x01 \x01(\fR\x04head\"\xd0\x01\n" +
+	"\x04head\x18\x01 \x01(\fR\x04head\"\x88\x02\n" +
 	"\bStanding\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x03R\x05epoch\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x03R\x03seq\x12\x18\n" +
@@ -508,13 +689,27 @@ const file_providers_remote_remotepb_remote_proto_rawDesc = "" +
 	"\x05trust\x18\x04 \x01(\x03R\x05trust\x12\x14\n" +
 	"\x05agent\x18\x05 \x01(\tR\x05agent\x12\x1c\n" +
 	"\tproviders\x18\x06 \x03(\tR\tproviders\x128\n" +
-	"\amissing\x18\a \x03(\v2\x1e.converge.providers.v1.MissingR\amissing2\xe3\x01\n" +
+	"\amissing\x18\a \x03(\v2\x1e.converge.providers.v1.MissingR\amissing\x126\n" +
+	"\x06unwell\x18\b \x03(\v2\x1e.converge.providers.v1.MissingR\x06unwell\"\x12\n" +
+	"\x10StandingsRequest\"K\n" +
+	"\x11StandingsResponse\x126\n" +
+	"\x05nodes\x18\x01 \x03(\v2 .converge.remote.v1.NodeStandingR\x05nodes\"\xd4\x01\n" +
+	"\fNodeStanding\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tconnected\x18\x02 \x01(\bR\tconnected\x12\x14\n" +
+	"\x05since\x18\x03 \x01(\x03R\x05since\x12\x14\n" +
+	"\x05heard\x18\x04 \x01(\x03R\x05heard\x12\x18\n" +
+	"\aaddress\x18\x05 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04hung\x18\x06 \x01(\bR\x04hung\x128\n" +
+	"\bstanding\x18\a \x01(\v2\x1c.converge.remote.v1.StandingR\bstanding2\xe3\x01\n" +
 	"\x04Node\x12C\n" +
 	"\x02Do\x12\x1d.converge.remote.v1.DoRequest\x1a\x1e.converge.remote.v1.DoResponse\x12E\n" +
 	"\x04Beat\x12\x1f.converge.remote.v1.BeatRequest\x1a\x1c.converge.remote.v1.Standing\x12O\n" +
 	"\x06Report\x12!.converge.remote.v1.ReportRequest\x1a\".converge.remote.v1.ReportResponse2Q\n" +
 	"\x04Site\x12I\n" +
-	"\x04Hear\x12\x1f.converge.remote.v1.HearRequest\x1a .converge.remote.v1.HearResponseB1Z/converge.dev/converge/providers/remote/remotepbb\x06proto3"
+	"\x04Hear\x12\x1f.converge.remote.v1.HearRequest\x1a .converge.remote.v1.HearResponse2a\n" +
+	"\x05Nodes\x12X\n" +
+	"\tStandings\x12$.converge.remote.v1.StandingsRequest\x1a%.converge.remote.v1.StandingsResponseB1Z/converge.dev/converge/providers/remote/remotepbb\x06proto3"
 
 var (
 	file_providers_remote_remotepb_remote_proto_rawDescOnce sync.Once
@@ -528,36 +723,44 @@ func file_providers_remote_remotepb_remote_proto_rawDescGZIP() []byte {
 	return file_providers_remote_remotepb_remote_proto_rawDescData
 }
 
-var file_providers_remote_remotepb_remote_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_providers_remote_remotepb_remote_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_providers_remote_remotepb_remote_proto_goTypes = []any{
-	(*ReportRequest)(nil),  // 0: converge.remote.v1.ReportRequest
-	(*ReportResponse)(nil), // 1: converge.remote.v1.ReportResponse
-	(*HearRequest)(nil),    // 2: converge.remote.v1.HearRequest
-	(*HearResponse)(nil),   // 3: converge.remote.v1.HearResponse
-	(*DoRequest)(nil),      // 4: converge.remote.v1.DoRequest
-	(*DoResponse)(nil),     // 5: converge.remote.v1.DoResponse
-	(*Outcome)(nil),        // 6: converge.remote.v1.Outcome
-	(*BeatRequest)(nil),    // 7: converge.remote.v1.BeatRequest
-	(*Standing)(nil),       // 8: converge.remote.v1.Standing
-	(*wirepb.Failure)(nil), // 9: converge.providers.v1.Failure
-	(*wirepb.Missing)(nil), // 10: converge.providers.v1.Missing
+	(*ReportRequest)(nil),     // 0: converge.remote.v1.ReportRequest
+	(*ReportResponse)(nil),    // 1: converge.remote.v1.ReportResponse
+	(*HearRequest)(nil),       // 2: converge.remote.v1.HearRequest
+	(*HearResponse)(nil),      // 3: converge.remote.v1.HearResponse
+	(*DoRequest)(nil),         // 4: converge.remote.v1.DoRequest
+	(*DoResponse)(nil),        // 5: converge.remote.v1.DoResponse
+	(*Outcome)(nil),           // 6: converge.remote.v1.Outcome
+	(*BeatRequest)(nil),       // 7: converge.remote.v1.BeatRequest
+	(*Standing)(nil),          // 8: converge.remote.v1.Standing
+	(*StandingsRequest)(nil),  // 9: converge.remote.v1.StandingsRequest
+	(*StandingsResponse)(nil), // 10: converge.remote.v1.StandingsResponse
+	(*NodeStanding)(nil),      // 11: converge.remote.v1.NodeStanding
+	(*wirepb.Failure)(nil),    // 12: converge.providers.v1.Failure
+	(*wirepb.Missing)(nil),    // 13: converge.providers.v1.Missing
 }
 var file_providers_remote_remotepb_remote_proto_depIdxs = []int32{
-	9,  // 0: converge.remote.v1.Outcome.failure:type_name -> converge.providers.v1.Failure
-	10, // 1: converge.remote.v1.Standing.missing:type_name -> converge.providers.v1.Missing
-	4,  // 2: converge.remote.v1.Node.Do:input_type -> converge.remote.v1.DoRequest
-	7,  // 3: converge.remote.v1.Node.Beat:input_type -> converge.remote.v1.BeatRequest
-	0,  // 4: converge.remote.v1.Node.Report:input_type -> converge.remote.v1.ReportRequest
-	2,  // 5: converge.remote.v1.Site.Hear:input_type -> converge.remote.v1.HearRequest
-	5,  // 6: converge.remote.v1.Node.Do:output_type -> converge.remote.v1.DoResponse
-	8,  // 7: converge.remote.v1.Node.Beat:output_type -> converge.remote.v1.Standing
-	1,  // 8: converge.remote.v1.Node.Report:output_type -> converge.remote.v1.ReportResponse
-	3,  // 9: converge.remote.v1.Site.Hear:output_type -> converge.remote.v1.HearResponse
-	6,  // [6:10] is the sub-list for method output_type
-	2,  // [2:6] is the sub-list for method input_type
-	2,  // [2:2] is the sub-list for extension type_name
-	2,  // [2:2] is the sub-list for extension extendee
-	0,  // [0:2] is the sub-list for field type_name
+	12, // 0: converge.remote.v1.Outcome.failure:type_name -> converge.providers.v1.Failure
+	13, // 1: converge.remote.v1.Standing.missing:type_name -> converge.providers.v1.Missing
+	13, // 2: converge.remote.v1.Standing.unwell:type_name -> converge.providers.v1.Missing
+	11, // 3: converge.remote.v1.StandingsResponse.nodes:type_name -> converge.remote.v1.NodeStanding
+	8,  // 4: converge.remote.v1.NodeStanding.standing:type_name -> converge.remote.v1.Standing
+	4,  // 5: converge.remote.v1.Node.Do:input_type -> converge.remote.v1.DoRequest
+	7,  // 6: converge.remote.v1.Node.Beat:input_type -> converge.remote.v1.BeatRequest
+	0,  // 7: converge.remote.v1.Node.Report:input_type -> converge.remote.v1.ReportRequest
+	2,  // 8: converge.remote.v1.Site.Hear:input_type -> converge.remote.v1.HearRequest
+	9,  // 9: converge.remote.v1.Nodes.Standings:input_type -> converge.remote.v1.StandingsRequest
+	5,  // 10: converge.remote.v1.Node.Do:output_type -> converge.remote.v1.DoResponse
+	8,  // 11: converge.remote.v1.Node.Beat:output_type -> converge.remote.v1.Standing
+	1,  // 12: converge.remote.v1.Node.Report:output_type -> converge.remote.v1.ReportResponse
+	3,  // 13: converge.remote.v1.Site.Hear:output_type -> converge.remote.v1.HearResponse
+	10, // 14: converge.remote.v1.Nodes.Standings:output_type -> converge.remote.v1.StandingsResponse
+	10, // [10:15] is the sub-list for method output_type
+	5,  // [5:10] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_providers_remote_remotepb_remote_proto_init() }
@@ -571,9 +774,9 @@ func file_providers_remote_remotepb_remote_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_providers_remote_remotepb_remote_proto_rawDesc), len(file_providers_remote_remotepb_remote_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   12,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_providers_remote_remotepb_remote_proto_goTypes,
 		DependencyIndexes: file_providers_remote_remotepb_remote_proto_depIdxs,

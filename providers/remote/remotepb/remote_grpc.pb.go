@@ -317,3 +317,111 @@ var Site_ServiceDesc = grpc.ServiceDesc{
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "providers/remote/remotepb/remote.proto",
 }
+
+const (
+	Nodes_Standings_FullMethodName = "/converge.remote.v1.Nodes/Standings"
+)
+
+// NodesClient is the client API for Nodes service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Nodes is served by a site agent to commands on its machine.
+type NodesClient interface {
+	// Standings returns how the nodes stand whose agents are, or were, connected to this site agent, by name.
+	Standings(ctx context.Context, in *StandingsRequest, opts ...grpc.CallOption) (*StandingsResponse, error)
+}
+
+type nodesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewNodesClient(cc grpc.ClientConnInterface) NodesClient {
+	return &nodesClient{cc}
+}
+
+func (c *nodesClient) Standings(ctx context.Context, in *StandingsRequest, opts ...grpc.CallOption) (*StandingsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StandingsResponse)
+	err := c.cc.Invoke(ctx, Nodes_Standings_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// NodesServer is the server API for Nodes service.
+// All implementations must embed UnimplementedNodesServer
+// for forward compatibility.
+//
+// Nodes is served by a site agent to commands on its machine.
+type NodesServer interface {
+	// Standings returns how the nodes stand whose agents are, or were, connected to this site agent, by name.
+	Standings(context.Context, *StandingsRequest) (*StandingsResponse, error)
+	mustEmbedUnimplementedNodesServer()
+}
+
+// UnimplementedNodesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedNodesServer struct{}
+
+func (UnimplementedNodesServer) Standings(context.Context, *StandingsRequest) (*StandingsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Standings not implemented")
+}
+func (UnimplementedNodesServer) mustEmbedUnimplementedNodesServer() {}
+func (UnimplementedNodesServer) testEmbeddedByValue()               {}
+
+// UnsafeNodesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to NodesServer will
+// result in compilation errors.
+type UnsafeNodesServer interface {
+	mustEmbedUnimplementedNodesServer()
+}
+
+func RegisterNodesServer(s grpc.ServiceRegistrar, srv NodesServer) {
+	// If the following call panics, it indicates UnimplementedNodesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Nodes_ServiceDesc, srv)
+}
+
+func _Nodes_Standings_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StandingsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodesServer).Standings(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Nodes_Standings_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodesServer).Standings(ctx, req.(*StandingsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Nodes_ServiceDesc is the grpc.ServiceDesc for Nodes service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Nodes_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "converge.remote.v1.Nodes",
+	HandlerType: (*NodesServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Standings",
+			Handler:    _Nodes_Standings_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "providers/remote/remotepb/remote.proto",
+}
