@@ -94,7 +94,7 @@ func TestDemo(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the demo: %v\n%s", err, out)
 	}
-	for _, want := range []string{"Apply complete!", "No changes", "objects of this run are as they were before", "mine now", "nodes with agents that have", "It is put right", "has undone it by itself", "(exit status 9)", "takes over"} {
+	for _, want := range []string{"Apply complete!", "No changes", "objects of this run are as they were before", "mine now", "A site that runs itself", "It is put right", "has undone it by itself", "(exit status 9)", "takes over"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the demo does not show %q:\n%s", want, out)
 		}

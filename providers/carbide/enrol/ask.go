@@ -128,7 +128,7 @@ var final = regexp.MustCompile(`(?i)OTP already used|bad OTP|OTP expired|site \S
 
 func (s service) refused(res *http.Response, text []byte, otp string) error {
 	said := strings.Join(strings.Fields(strings.ToValidUTF8(scrubbed(otp, string(text)), "")), " ")
-	if tells.Of(string(text), otp) && scrubbed(otp, string(text)) == string(text) {
+	if tells.Of(said, otp) {
 		said = "what it says repeats the password, encoded"
 	}
 	if len(said) > 300 {
