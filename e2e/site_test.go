@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is how long anything may take before a test gives up.
-const patience = 5 * time.Minute
+const patience = 15 * time.Minute
 
 // realRequired reports whether what a test needs from the machine must exist.
 func realRequired() bool { return os.Getenv("CONVERGE_REAL") == "1" }
