@@ -34,7 +34,7 @@ type Memory struct {
 	base    *drift.Base                               // of the records
 	settled int64                                     // epoch up to which they have what runs have changed,
 	amended int64                                     // and revision up to which what others have
-	read    time.Time                                 // when all of them were read
+	doubted bool                                      // they are to be read again
 	newest  string                                    // run at that time
 	worked  int64                                     // see [Engine.Plan]
 	begun   map[schema.Ref]bool
@@ -71,16 +71,13 @@ func (e *Engine) Remember(o Remembering) *Memory {
 // Doubt makes everything be read and observed again, because something shows that what is remembered is wrong, or nobody has reported
 // what has changed.
 func (m *Memory) Doubt() {
-	m.read = time.Time{}
+	m.doubted = true
 	m.suspect(func(schema.Place) bool { return true })
 }
 
 // Due returns when something is remembered for so long that it is to be looked at again.
 func (m *Memory) Due() time.Time {
-	if m.records == nil {
-		return m.e.o.Now().Add(m.o.Sweep)
-	}
-	oldest := m.read
+	oldest := m.e.o.Now()
 	for _, s := range m.seen {
 		if s.at.Before(oldest) {
 			oldest = s.at
@@ -138,8 +135,7 @@ func (m *Memory) Look(ctx context.Context, doc *schema.Document) error {
 func (m *Memory) recall(ctx context.Context, runs []state.Run, amended state.Amended) error {
 	i := slices.IndexFunc(runs, func(r state.Run) bool { return r.ID == m.newest })
 	pruned := i < 0 && len(runs) > 0 || i >= keepRuns // maybe some that were never seen
-	now := m.e.o.Now()
-	all := amended.Revision != m.amended || pruned
+	all := m.records == nil || m.doubted || amended.Revision != m.amended || pruned
 	settled, touched := max(m.settled, amended.Epoch), map[schema.Ref]bool{}
 	for _, run := range runs {
 		open := run.Status == state.RunOpen
@@ -159,19 +155,16 @@ func (m *Memory) recall(ctx context.Context, runs []state.Run, amended state.Ame
 			all = true
 		}
 	}
-	old := now.Sub(m.read) >= m.o.Sweep
-	if !all && !old && len(touched) == 0 {
+	if !all && len(touched) == 0 {
 		return nil
 	}
-	if m.placed = false; all || old {
+	if m.placed = false; all {
 		records, err := m.e.o.Store.Records(ctx)
 		if err != nil {
 			return err
 		}
-		if all {
-			m.Doubt()
-		}
-		if m.read = now; m.desired != nil {
+		m.Doubt()
+		if m.doubted = false; m.desired != nil {
 			share(records, m.desired.Resources)
 		}
 		m.e.register(ctx, records, nil)
