@@ -18,8 +18,8 @@ import (
 
 // A Memory is what an engine remembers of a site from one look to the next, so that a report or a plan costs what has changed, not
 // what the site has. Both are those of [Engine.Drift] and [Engine.Plan], of the site as it was when each place was observed last:
-// a place is observed again when somebody says that it may have changed ([Memory.Changed]), after a run has changed something in its
-// scope, when it was unknown, and when what is remembered of it is old.
+// a place is observed again when somebody says that it may have changed ([Memory.Changed]), when it was unknown, and when what is
+// remembered of it is old; so is what a run has changed, and everything in the scopes of that run whose provider reports no changes.
 //
 // A Memory changes nothing. It is not for concurrent use, nor is it used while its engine is.
 type Memory struct {
@@ -28,7 +28,7 @@ type Memory struct {
 
 	doc        *schema.Document // as it was given last
 	desired    *schema.Document // the same with the digests of its secrets
-	unreadable error            // why it is an earlier document that desired is; see [Engine.Plan]
+	unreadable error            // why desired has no such digests, or is as it was before; nil: neither
 
 	records map[schema.Place]map[string]*state.Record // by name
 	base    *drift.Base                               // of the records
@@ -410,8 +410,10 @@ func externals(doc *schema.Document) (list []schema.Resource) {
 
 // input returns everything that a plan, or a report, is made from.
 func (m *Memory) input(at map[schema.Place]bool, doc *schema.Document) plan.Input {
-	in := plan.Input{Kinds: m.e.o.Kinds, Document: doc, Recorded: m.recorded(), Observed: m.observation(maps.Keys(at)), Servers: slices.Clone(m.servers), Known: m.known, Begun: m.begun, Traits: m.e.set.Traits}
-	return in
+	return plan.Input{
+		Kinds: m.e.o.Kinds, Document: doc, Recorded: m.recorded(), Observed: m.observation(at),
+		Servers: slices.Clone(m.servers), Known: m.known, Begun: m.begun, Traits: m.e.set.Traits,
+	}
 }
 
 func (m *Memory) recorded() []state.Record {
@@ -429,11 +431,12 @@ func (m *Memory) recorded() []state.Record {
 	return records
 }
 
-func (m *Memory) observation(places iter.Seq[schema.Place]) plan.Observation {
+func (m *Memory) observation(places map[schema.Place]bool) plan.Observation {
 	o := plan.Observation{Things: map[schema.Place][]providers.Thing{}, Unknown: map[schema.Place]string{}, Unsupported: map[schema.Place]string{}}
 	for at := range places {
 		s := m.seen[at]
-		if s == nil || o.Things[at] != nil {
+		if s == nil { // the look at it failed
+			o.Unknown[at] = "it has not been observed yet"
 			continue
 		}
 		switch s.sort {
@@ -486,7 +489,8 @@ func (m *Memory) Plan(ctx context.Context, o plan.Options) (*plan.Plan, error) {
 	e := m.e
 	var p *plan.Plan
 	var err error
-	if whole := func() plan.Input { return m.input(m.planning.at, m.desired) }; m.ambiguous() || !reflect.ValueOf(o).IsZero() {
+	whole := func() plan.Input { return m.input(m.planning.at, m.desired) }
+	if m.ambiguous() || !reflect.ValueOf(o).IsZero() { // a planner that goes on takes no options
 		in := whole()
 		p, err = e.decide(ctx, &in, o)
 	} else if p, err = m.planning.next(e.o.NewID(e.o.Now()), whole); err == nil {

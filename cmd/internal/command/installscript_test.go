@@ -26,11 +26,21 @@ type install struct {
 	server   string // address of the site agent
 }
 
+// lookPath finds a program. Without it the test is skipped, but not where .ci/deps was to install everything.
+func lookPath(t *testing.T, program string) string {
+	path, err := exec.LookPath(program)
+	switch {
+	case err != nil && os.Getenv("CONVERGE_REAL") == "1":
+		t.Fatal(err)
+	case err != nil:
+		t.Skip(err)
+	}
+	return path
+}
+
 func newInstall(t *testing.T) *install {
 	for _, tool := range []string{"sh", "curl", "sha256sum", "install", "cmp"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skip(err)
-		}
+		lookPath(t, tool)
 	}
 	i := &install{bench: bench{t, t.TempDir()}, root: filepath.Join(t.TempDir(), "root"), server: "127.0.0.1:1"}
 	files := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -262,10 +272,7 @@ func TestInstallScriptArguments(t *testing.T) {
 
 // The script is one that shellcheck has nothing against.
 func TestInstallScriptIsClean(t *testing.T) {
-	check, err := exec.LookPath("shellcheck")
-	if err != nil {
-		t.Skip(err)
-	}
+	check := lookPath(t, "shellcheck")
 	i := newInstall(t)
 	i.script("")
 	if out, err := exec.Command(check, filepath.Join(i.dir, "install.sh")).CombinedOutput(); err != nil {
