@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"converge.dev/converge/internal/guest"
+	"converge.dev/converge/state"
 )
 
 // whole is the node of examples/vm-node.
@@ -255,12 +256,12 @@ type printed struct {
 }
 
 // converge runs converge, which has to exit with a status. Its store shares an emulated processor with all that a run starts. On a
-// busy machine it may not answer for as long as the site lock lasts; then the run has to be open, and is resumed, as often as that
-// happens.
+// busy machine it may not answer for as long as the site lock lasts, or may end its lease; then the run has to be open, and is resumed,
+// as often as that happens.
 func (n *node) converge(status int, args ...string) printed {
 	n.Helper()
 	out, got := n.once(args...)
-	for last := out; got == 4 && strings.Contains(last, "the site lock is no longer held: the store did not answer in time"); out += last {
+	for last := out; got == 4 && strings.Contains(last, state.ErrFenced.Error()); out += last {
 		n.Log("the store was too slow for the lock, and the run is resumed")
 		last, got = n.once("resume", "-lock-timeout=2m")
 	}
