@@ -32,15 +32,16 @@ deps: ## install the daemons and the kernel that the tests start (Debian package
 	.ci/deps
 
 # What is concurrent is tested with the race detector, and once: only schema and Carbide have tests that mean nothing with it, or less,
-# and these run without it (a test of e2e knows when one is missing here). Of the others, three packages run at a time, the longest first:
-# they wait for a machine in QEMU and for leases, and would wait in vain beside what needs every processor.
+# and these run without it (a test of e2e knows when one is missing here). An emulated machine is slow enough, and runs alone. Of the
+# others, two packages run at a time, the longest first: they wait for leases, and would wait in vain beside what needs every processor.
 RACED := ./engine ./engine/... ./guard/... ./schema/... ./providers/... ./state/... ./trust/... ./agent/... ./site/... ./internal/...
 UNRACED := ./schema/kinds ./schema/load ./providers/carbide
 UNRACED_TESTS := ^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestRevise|TestReviseWithinTheLimits|TestManyProblems|TestLoadIsLinear|TestIntake|TestCallsToList|TestLawsOlderServer)$$
 
 .PHONY: test
 test: deps ## all tests, against real daemons too (20 min)
-	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -p 3 -timeout 40m $(TESTFLAGS) ./e2e/node ./e2e $$(go list ./... | grep -vxF "$$(go list $(RACED))")
+	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -timeout 30m $(TESTFLAGS) ./e2e/node
+	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -p 2 -timeout 40m $(TESTFLAGS) ./e2e $$(go list ./... | grep -vxF "$$(go list ./e2e ./e2e/node $(RACED))")
 	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -timeout 20m $(TESTFLAGS) -run '$(UNRACED_TESTS)' $(UNRACED)
 	cd e2e/outside && go test -vet=off -count=1 ./...
 	CGO_ENABLED=0 go test -vet=off -count=1 ./providers/libvirt

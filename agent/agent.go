@@ -72,9 +72,9 @@ type agent struct {
 	servers map[string]*grpc.Server // that of the last connection to each address
 
 	started  time.Time
-	contacts map[string]*contact            // by address
-	pulses   map[*providers.Provider]*pulse // of those that can say how they stand
-	renewal  struct {                       // the last try; err is nil when it succeeded
+	contacts map[string]*contact // by address
+	pulses   map[string]*pulse   // of those that can say how they stand, by name
+	renewal  struct {            // the last try; err is nil when it succeeded
 		err error
 		at  time.Time
 	}
@@ -103,7 +103,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, book.Close()) }()
 	a := &agent{Options: o, id: id, missing: map[string]error{}, servers: map[string]*grpc.Server{}, tend: make(chan struct{}, 1)}
-	a.started, a.contacts, a.pulses = o.Now(), map[string]*contact{}, map[*providers.Provider]*pulse{}
+	a.started, a.contacts, a.pulses = o.Now(), map[string]*contact{}, map[string]*pulse{}
 	a.node = remote.NewNode(remote.NodeOptions{
 		Name: id.Node(),
 		Tasks: &task.Checker{

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"converge.dev/converge/agent"
+	"converge.dev/converge/guard"
 	"converge.dev/converge/internal/files"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
@@ -211,6 +212,66 @@ func TestHealthHangs(t *testing.T) {
 		time.Sleep(time.Minute)
 		if s := d.status(); s.Health != agent.OK {
 			t.Errorf("%v", s.Problems)
+		}
+	})
+}
+
+// The site is told when the guard of a node does not answer, and the log says so once.
+func TestGuardIsMissed(t *testing.T) {
+	served, there := filepath.Join(t.TempDir(), "g"), filepath.Join(t.TempDir(), "guard")
+	ready, ended := make(chan struct{}), make(chan error, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		ended <- guard.Run(ctx, guard.Options{Dir: served, Logger: slog.New(slog.DiscardHandler), Ready: sync.OnceFunc(func() { close(ready) })})
+	}()
+	select {
+	case <-ready:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	defer func() {
+		stop()
+		<-ended
+	}()
+	placed(t, trust.Options{}, func(t *testing.T, p *place) {
+		p.enrol()
+		o := p.options(first)
+		o.Undo, o.Log = guard.Dial(there), agent.NewLog(100)
+		o.Logger = slog.New(o.Log.Handler(slog.LevelInfo))
+		d := p.door(&o)
+		p.run(o)
+		time.Sleep(time.Minute)
+		missed := func() []string {
+			t.Helper()
+			st, err := remote.Beat(t.Context(), p.remote(p.conn(first)), 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var list []string
+			for _, u := range st.GetUnwell() {
+				list = append(list, u.GetName()+": "+u.GetWhy())
+			}
+			return list
+		}
+		if got := missed(); len(got) != 1 || !strings.HasPrefix(got[0], "guard: open: the guard of this node cannot be reached at "+there) {
+			t.Errorf("the site is told %q", got)
+		}
+		if s := d.status(); s.Guard.State != agent.AbsentGuard || s.Health != agent.Degraded {
+			t.Errorf("%s, %+v", s.Health, s.Guard)
+		}
+		if err := os.Symlink(served, there); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if got := missed(); len(got) != 0 {
+			t.Errorf("the site is told %q", got)
+		}
+		if s := d.status(); s.Guard.State != agent.IdleGuard || s.Health != agent.OK {
+			t.Errorf("%s, %+v", s.Health, s.Guard)
+		}
+		text, _ := d.ask("GET", "/logs?n=100", nil)
+		if strings.Count(text, "guard is unavailable") != 1 || strings.Count(text, "guard is available again") != 1 {
+			t.Errorf("the log is\n%s", text)
 		}
 	})
 }

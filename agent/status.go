@@ -14,7 +14,6 @@ import (
 	"converge.dev/converge/guard"
 	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/internal/reverse"
-	"converge.dev/converge/providers"
 )
 
 // A Health says in a word how something stands.
@@ -178,11 +177,11 @@ func (a *agent) asks(address string) []grpc.ServerOption {
 	}
 }
 
-// A pulse is how a provider stood when it was asked last.
+// A pulse is how a provider, or the guard, stood when it was asked last.
 type pulse struct {
 	asking bool // it is being asked
 	known  bool
-	err    error // why its far side is unavailable
+	err    error // why it, or its far side, is unavailable
 	since  time.Time
 }
 
@@ -192,71 +191,91 @@ const asking = 5 * time.Second
 // errMute is why a provider counts as unavailable that does not say how it stands.
 var errMute = errors.New("it does not say how it stands")
 
-// feel asks the providers how they stand, until ctx is done. One that does not answer keeps nothing else waiting.
+// theGuard is the guard among those that are asked how they stand.
+const theGuard = "guard"
+
+// feel asks the providers and the guard how they stand, until ctx is done. One that does not answer keeps nothing else waiting.
 func (a *agent) feel(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	for ctx.Err() == nil {
-		for _, p := range a.due() {
+		for name, ask := range a.due() {
 			running.Go(func() {
 				ctx, cancel := context.WithTimeout(ctx, asking)
 				defer cancel()
-				err := p.Health(ctx)
+				err := ask(ctx)
 				if ctx.Err() != nil && err != nil {
 					err = errMute
 				}
-				a.felt(p, err)
+				a.felt(name, err)
 			})
 		}
 		_ = retry.Sleep(ctx, every)
 	}
 }
 
-// due returns the providers that can be asked, and are not being asked.
-func (a *agent) due() (ps []*providers.Provider) {
+// due returns how to ask those that can be asked, by name, and are not being asked.
+func (a *agent) due() map[string]func(context.Context) error {
+	all := map[string]func(context.Context) error{}
+	if a.Undo != nil {
+		all[theGuard] = func(ctx context.Context) error {
+			_, err := a.Undo.Open(ctx)
+			return err
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, p := range a.serves {
-		if p.Health == nil {
-			continue
-		}
-		if a.pulses[p] == nil {
-			a.pulses[p] = &pulse{}
-		}
-		if u := a.pulses[p]; u.asking {
-			a.beats(u, errMute)
-		} else {
-			u.asking = true
-			ps = append(ps, p)
+		if p.Health != nil {
+			all[p.Name] = p.Health
 		}
 	}
-	return ps
+	for name := range all {
+		u := a.pulses[name]
+		switch {
+		case u == nil:
+			a.pulses[name] = &pulse{asking: true}
+		case u.asking:
+			a.beats(name, errMute)
+			delete(all, name)
+		default:
+			u.asking = true
+		}
+	}
+	return all
 }
 
-// felt takes note of how a provider stands.
-func (a *agent) felt(p *providers.Provider, err error) {
+// felt takes note of how one stands that was asked.
+func (a *agent) felt(name string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.pulses[p].asking = false
-	a.beats(a.pulses[p], err)
+	a.pulses[name].asking = false
+	a.beats(name, err)
 }
 
-// beats changes a pulse, and keeps since when it has been like that. The lock is held.
-func (a *agent) beats(u *pulse, err error) {
+// beats changes a pulse, keeps since when it has been like that, and logs when that begins. The lock is held.
+func (a *agent) beats(name string, err error) {
+	u := a.pulses[name]
 	if !u.known || (u.err == nil) != (err == nil) {
 		u.since = a.Now()
+		switch {
+		case err != nil:
+			a.Logger.Warn(name+" is unavailable", "error", err)
+		case u.known:
+			a.Logger.Info(name + " is available again")
+		}
 	}
 	u.known, u.err = true, err
 }
 
-// unwell returns why the far sides of providers are unavailable, by their names.
+// unwell returns why providers' far sides, or the guard, are unavailable, by name.
 func (a *agent) unwell() map[string]error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	why := map[string]error{}
-	for p, u := range a.pulses {
+	for name, u := range a.pulses {
 		if u.err != nil {
-			why[p.Name] = u.err
+			why[name] = u.err
 		}
 	}
 	return why
@@ -314,7 +333,7 @@ func (a *agent) providerStatus() []ProviderStatus {
 	list := []ProviderStatus{}
 	for _, p := range a.serves {
 		s := ProviderStatus{Provider: p.Name, Scope: p.Scope, Health: Unknown}
-		if u := a.pulses[p]; u != nil && u.known {
+		if u := a.pulses[p.Name]; u != nil && u.known {
 			since := u.since
 			if s.Health, s.Since = OK, &since; u.err != nil {
 				s.Health, s.Detail = Unavailable, u.err.Error()

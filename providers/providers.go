@@ -261,7 +261,7 @@ func (e *Error) Error() string {
 	if !e.Ref.IsZero() {
 		on = e.Ref.String()
 	}
-	return fmt.Sprintf("%s %s: %v", e.Op, on, e.Err)
+	return fmt.Sprintf("%s: %v", strings.TrimSpace(e.Op+" "+on), e.Err)
 }
 
 // Unwrap returns the cause.

@@ -93,6 +93,7 @@ func (s *Store) Lock(ctx context.Context, info LockInfo, o LockOptions) (*Lock, 
 	ttl := cmp.Or(o.TTL, DefaultTTL)
 	deadline := time.Now().Add(o.Wait)
 	var told LockInfo
+	waits := false
 	for tries := 0; ; {
 		holder, err := s.LockInfo(ctx)
 		var damaged *DamagedError
@@ -111,13 +112,16 @@ func (s *Store) Lock(ctx context.Context, info LockInfo, o LockOptions) (*Lock, 
 			}
 			return l, err
 		}
+		if !waits { // how long it took to find out does not count
+			waits, deadline = true, time.Now().Add(o.Wait)
+		}
+		if o.Wait > 0 && o.OnWait != nil && *holder != told {
+			told = *holder
+			o.OnWait(told)
+		}
 		rest := time.Until(deadline)
 		if rest <= 0 {
 			return nil, &LockedError{Path: s.Path(), Info: *holder}
-		}
-		if o.OnWait != nil && *holder != told {
-			told = *holder
-			o.OnWait(told)
 		}
 		if err := retry.Sleep(ctx, min(rest, pollLock)); err != nil {
 			return nil, fmt.Errorf("wait for the site lock: %w", err)

@@ -257,12 +257,12 @@ type printed struct {
 
 // converge runs converge, which has to exit with a status. Its store shares an emulated processor with all that a run starts. On a
 // busy machine it may not answer for as long as the site lock lasts, or may end its lease; then the run has to be open, and is resumed,
-// as often as that happens.
+// as often as that, or a daemon that does not answer, is in the way.
 func (n *node) converge(status int, args ...string) printed {
 	n.Helper()
 	out, got := n.once(args...)
-	for last := out; got == 4 && strings.Contains(last, state.ErrFenced.Error()); out += last {
-		n.Log("the store was too slow for the lock, and the run is resumed")
+	for last := out; got == 4 && strings.Contains(last, state.ErrFenced.Error()) || last != out && got == 8 && strings.Contains(last, "no answer within"); out += last {
+		n.Log("the node was too slow for the lock, and the run is resumed")
 		last, got = n.once("resume", "-lock-timeout=2m")
 	}
 	if got != status {

@@ -17,8 +17,6 @@ import (
 	"sync"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"converge.dev/converge/internal/guest/order"
 )
 
@@ -100,31 +98,13 @@ func boot(ctx context.Context, m Machine, k kernel, image string) (outcome, erro
 	go func() {
 		runtime.LockOSThread() // with whose end, not that of the process, Pdeathsig comes
 		defer runtime.UnlockOSThread()
-		ended <- preferred(cmd)
+		ended <- cmd.Run()
 	}()
 	err = <-ended
 	hangUp()
 	talk.Wait()
 	result.code, result.verdict = verdict(ctx, cmd.ProcessState, err, noPeer.ReplaceAllString(stderr.String(), ""))
 	return result, nil
-}
-
-// preferred runs a command before what else the computer has to do, if that is allowed: what is emulated is slow enough, and the tests
-// beside it would starve it. The caller is locked to its thread, whose priority the command inherits.
-func preferred(cmd *exec.Cmd) error {
-	const thread, more = 0, 5
-	raw, err := unix.Getpriority(unix.PRIO_PROCESS, thread)
-	if nice := 20 - raw; err == nil { // the kernel returns it that way
-		_ = unix.Setpriority(unix.PRIO_PROCESS, thread, nice-more)
-		err = cmd.Start()
-		_ = unix.Setpriority(unix.PRIO_PROCESS, thread, nice)
-	} else {
-		err = cmd.Start()
-	}
-	if err != nil {
-		return err
-	}
-	return cmd.Wait()
 }
 
 // serve answers the requests of a guest, one after the other, until QEMU ends.
