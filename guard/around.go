@@ -13,7 +13,7 @@ import (
 type Around struct {
 	Client  *Client                                  // required
 	Source  Source                                   // required: opens the same provider
-	Probes  []string                                 // optional: "tcp:ADDRESS:PORT", what must accept a connection; a change is refused while one does not
+	Probes  []string                                 // optional: "tcp:ADDRESS:PORT", what must accept a connection: otherwise a change is refused, or not kept; 16 at most
 	Reaches func(kind string, c providers.Call) bool // optional: whether a change may cut this node off; nil: every one
 }
 

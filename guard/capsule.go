@@ -194,10 +194,8 @@ func (c *capsule) check() error {
 	if c.Boot == "" || c.Deadline < 0 || c.Within < minWithin || c.Within > maxWithin || c.Epoch < 0 || len(c.Changes) > maxChanges {
 		return errors.New("its terms are not possible")
 	}
-	for _, p := range c.Probes {
-		if _, err := parseProbe(p); err != nil {
-			return err
-		}
+	if err := CheckProbes(c.Probes); err != nil {
+		return err
 	}
 	for i, ch := range c.Changes {
 		if err := ch.check(); err != nil {
@@ -294,6 +292,19 @@ func fileName(id string) (string, error) {
 		return "", fmt.Errorf("the id of a guard has %d bytes: want 1 to %d, where all but letters, digits, - and _ count as three", len(id), maxName)
 	}
 	return b.String(), nil
+}
+
+// CheckProbes fails when these are not probes as [Around] has them.
+func CheckProbes(probes []string) error {
+	if len(probes) > maxProbes {
+		return fmt.Errorf("there are %d probes: at most %d are allowed", len(probes), maxProbes)
+	}
+	for _, p := range probes {
+		if _, err := parseProbe(p); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // parseProbe returns the address of a probe. Names would have to be resolved, which may not work when it matters.

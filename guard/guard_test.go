@@ -365,32 +365,43 @@ func TestFence(t *testing.T) {
 	})
 }
 
+// What must work after a change must work before it, and the change is kept only once it does again.
 func TestProbes(t *testing.T) {
-	inside(t, func(t *testing.T, b *bench) {
-		works := true
-		b.options = func(o *guard.Options) {
-			o.Dial = func(_ context.Context, network, address string) (net.Conn, error) {
-				if !works || network != "tcp" || address != "192.0.2.1:53" {
-					return nil, errors.New("no route to host")
+	for _, keep := range []bool{false, true} {
+		inside(t, func(t *testing.T, b *bench) {
+			works := true
+			b.options = func(o *guard.Options) {
+				o.Dial = func(_ context.Context, network, address string) (net.Conn, error) {
+					if !works || network != "tcp" || address != "192.0.2.1:53" {
+						return nil, errors.New("no route to host")
+					}
+					c, _ := net.Pipe()
+					return c, nil
 				}
-				c, _ := net.Pipe()
-				return c, nil
 			}
-		}
-		b.around = func(a *guard.Around) { a.Probes = []string{"tcp:192.0.2.1:53"} }
-		b.start()
-		works = false
-		_, err := b.do("create", bridge, "br", schema.Object{}, nil)
-		b.class(err, providers.Transient)
-		works = true
-		b.must("create", bridge, "br", schema.Object{})
-		works = false
-		b.settled(false, false)
-		b.around = func(a *guard.Around) { a.Probes = []string{"tcp:gateway:53"} }
-		b.wrap()
-		_, err = b.do("create", bridge, "br2", schema.Object{}, func(c *providers.Call) { c.Guard.ID = "run/2" })
-		b.class(err, providers.Invalid)
-	})
+			b.around = func(a *guard.Around) { a.Probes = []string{"tcp:192.0.2.1:53"} }
+			b.start()
+			works = false
+			_, err := b.do("create", bridge, "br", schema.Object{}, nil)
+			b.class(err, providers.Transient)
+			works = true
+			b.must("create", bridge, "br", schema.Object{})
+			works = false
+			if keep {
+				_, err = b.settle(true)
+				b.class(err, providers.Transient)
+				if want := "what must work after the change does not: tcp:192.0.2.1:53: no route to host"; !strings.Contains(err.Error(), want) {
+					t.Errorf("%v, want %q", err, want)
+				}
+				works = true
+			}
+			b.settled(keep, keep)
+			b.around = func(a *guard.Around) { a.Probes = []string{"tcp:gateway:53"} }
+			b.wrap()
+			_, err = b.do("create", bridge, "br2", schema.Object{}, func(c *providers.Call) { c.Guard.ID = "run/2" })
+			b.class(err, providers.Invalid)
+		})
+	}
 }
 
 // A call that is in progress at the deadline is cancelled; one that goes on all the same is undone once more when it has ended.

@@ -275,16 +275,9 @@ func (p *program) arm(ctx context.Context, r request) (*guarded, *flight, error)
 		return nil, nil, faultf(providers.Invalid, "the guard %s has %v: choose %v to %v", r.ID, r.Within, minWithin, maxWithin)
 	case r.Change == nil || r.Epoch < 0:
 		return nil, nil, faultf(providers.Invalid, "there is no change to guard")
-	case len(r.Probes) > maxProbes:
-		return nil, nil, faultf(providers.Invalid, "there are %d probes: at most %d are allowed", len(r.Probes), maxProbes)
 	}
-	if err := r.Change.check(); err != nil {
+	if err := errors.Join(r.Change.check(), CheckProbes(r.Probes)); err != nil {
 		return nil, nil, &fault{providers.Invalid, err}
-	}
-	for _, text := range r.Probes {
-		if _, err := parseProbe(text); err != nil {
-			return nil, nil, &fault{providers.Invalid, err}
-		}
 	}
 	p.mu.Lock()
 	_, err = p.admit(name, r)
@@ -392,14 +385,22 @@ func (p *program) rehearse(ctx context.Context, r request) error {
 	if err != nil {
 		return faultf(providers.Transient, "the guard could not undo the change: %w", err)
 	}
+	if err := p.works(ctx, r.Probes); err != nil {
+		return faultf(providers.Transient, "what must work after the change does not work before it: %w", err)
+	}
+	return nil
+}
+
+// works fails when a probe does, and says which.
+func (p *program) works(ctx context.Context, probes []string) error {
 	var failed []string
-	for _, done := range p.probe(ctx, r.Probes) {
+	for _, done := range p.probe(ctx, probes) {
 		if done.Error != "" {
 			failed = append(failed, done.Probe+": "+done.Error)
 		}
 	}
 	if len(failed) > 0 {
-		return faultf(providers.Transient, "what must work after the change does not work before it: %s", strings.Join(failed, "; "))
+		return errors.New(strings.Join(failed, "; "))
 	}
 	return nil
 }
@@ -454,15 +455,24 @@ func (p *program) settle(ctx context.Context, r request) (bool, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.damaged[name]; err != nil {
-		return false, p.unreadable(name, err)
+	g, err := p.settles(name, r)
+	if err != nil {
+		return false, err
 	}
-	g := p.guards[r.ID]
-	if g == nil {
-		return false, faultf(providers.Absent, "there is no guard %s", r.ID)
-	}
-	if oldest := max(g.Epoch, p.fenced); g.verdict == open && r.Epoch < oldest {
-		return false, &fault{providers.Denied, &providers.OutdatedError{On: "the guard " + r.ID, Stored: oldest, Epoch: r.Epoch}}
+	if probes := g.capsule.Probes; r.Keep && g.verdict == open && len(probes) > 0 {
+		p.mu.Unlock()
+		failed := p.works(ctx, probes)
+		p.mu.Lock()
+		if g, err = p.settles(name, r); err != nil { // meanwhile anything may have happened
+			return false, err
+		}
+		switch {
+		case g.verdict != open:
+		case failed != nil: // until the deadline it may work again
+			return false, faultf(providers.Transient, "what must work after the change does not: %w", failed)
+		case !slices.Equal(probes, g.capsule.Probes):
+			return false, faultf(providers.Transient, "a change was added to the guard %s", r.ID)
+		}
 	}
 	if g.verdict == open {
 		v := settle(g.standing, r.Keep, p.now())
@@ -474,6 +484,21 @@ func (p *program) settle(ctx context.Context, r request) (bool, error) {
 		}
 	}
 	return g.verdict == kept, p.settled(ctx, g)
+}
+
+// settles returns the guard that a request is to end. The lock is held.
+func (p *program) settles(name string, r request) (*guarded, error) {
+	if err := p.damaged[name]; err != nil {
+		return nil, p.unreadable(name, err)
+	}
+	g := p.guards[r.ID]
+	if g == nil {
+		return nil, faultf(providers.Absent, "there is no guard %s", r.ID)
+	}
+	if oldest := max(g.Epoch, p.fenced); g.verdict == open && r.Epoch < oldest {
+		return nil, &fault{providers.Denied, &providers.OutdatedError{On: "the guard " + r.ID, Stored: oldest, Epoch: r.Epoch}}
+	}
+	return g, nil
 }
 
 // settled waits until the changes of a guard that are not kept are undone. The caller has the lock, which is released meanwhile.

@@ -44,11 +44,17 @@ func margin(within time.Duration) time.Duration { return max(10*time.Second, wit
 const grace = 30 * time.Second
 
 // A CutOffError says that a change was undone by its guard, because what it may have cut off was not reached anew.
-type CutOffError struct{ On string }
+type CutOffError struct {
+	On  string
+	Err error // why the last attempt to keep the change failed; nil when there was none
+}
 
 // Error implements error.
 func (e *CutOffError) Error() string {
-	return e.On + " was not reached anew after the change, and has undone it by itself"
+	if e.Err == nil {
+		return e.On + " was not reached anew after the change, and has undone it by itself"
+	}
+	return e.On + " has undone it by itself, because it could not be kept in time: " + e.Err.Error()
 }
 
 // An UnconfirmedError says that a run is undone because nobody has confirmed it.
@@ -98,17 +104,17 @@ func (w *worker) keep() (res result, over bool) {
 	ctx, cancel := context.WithTimeout(w.effects, w.retry.Guard+grace)
 	defer cancel()
 	w.note(event.Guarded, "it is undone unless "+w.far()+" can be reached anew", 0)
-	kept, err := settled(ctx, w.provider, providers.Settling{ID: w.guard, Epoch: w.epoch, Keep: true}, func() error { return w.pause(ctx, time.Second) })
+	cut, err := settled(ctx, w.provider, providers.Settling{ID: w.guard, Epoch: w.epoch, Keep: true}, func() error { return w.pause(ctx, time.Second) })
 	switch {
 	case err != nil:
 		w.armed = false // it has undone the change by now, or cannot
 		return w.unknown(fmt.Errorf("find out whether the guard has undone the change: %w", err)), true
-	case kept:
+	case cut == nil:
 		w.armed = false
 		return result{}, false
 	}
 	w.armed, w.unsure, w.sent, w.doubt, w.acted = false, false, false, time.Time{}, time.Time{}
-	cause := &providers.Error{Op: string(w.action), Ref: w.step.Ref, Class: providers.Denied, Code: "guard", Err: &CutOffError{w.far()}}
+	cause := &providers.Error{Op: string(w.action), Ref: w.step.Ref, Class: providers.Denied, Code: "guard", Err: cut}
 	have, err := w.see(ctx, 0)
 	switch {
 	case err != nil:
@@ -134,24 +140,30 @@ func (w *worker) drop() {
 // far names what a change may cut off.
 func (w *worker) far() string { return "node " + w.step.Ref.Scope }
 
-// settled ends a guard, however often that has to be asked for. A guard that is not there has nothing to undo.
-func settled(ctx context.Context, p *providers.Provider, s providers.Settling, pause func() error) (kept bool, err error) {
+// settled ends a guard, however often that has to be asked for. A guard that is not there has nothing to undo. Cut is set when the guard has
+// undone what was to be kept.
+func settled(ctx context.Context, p *providers.Provider, s providers.Settling, pause func() error) (cut *CutOffError, err error) {
+	var last error
 	for {
 		kept, err := p.Settle(ctx, s)
-		if err == nil {
-			return kept, nil
+		switch {
+		case err == nil && s.Keep && !kept:
+			return &CutOffError{"node " + p.Scope, last}, nil
+		case err == nil:
+			return nil, nil
 		}
+		last = err
 		var told *providers.Error
 		if errors.As(err, &told) {
 			switch told.Class {
 			case providers.Absent:
-				return true, nil
+				return nil, nil
 			case providers.Denied, providers.Invalid, providers.Unsupported:
-				return false, err
+				return nil, err
 			}
 		}
 		if perr := pause(); perr != nil {
-			return false, errors.Join(err, perr)
+			return nil, errors.Join(err, perr)
 		}
 	}
 }
@@ -221,12 +233,12 @@ func (r *run) accept(by string) (*failure, error) {
 		return nil, err
 	}
 	r.Emit(event.Confirmed{By: by})
-	undone, errs := r.endGuards(true)
+	cut, errs := r.endGuards(true)
 	switch {
 	case r.effects.Err() != nil:
 		return nil, context.Cause(r.effects)
-	case len(undone) > 0:
-		return &failure{r.first(undone[0]), &CutOffError{"node " + undone[0].Scope}}, nil
+	case cut != nil:
+		return cut, nil
 	case len(errs) > 0:
 		return r.unconfirmed(fmt.Sprintf("it is not known whether a guard has undone what was confirmed: %v", errs[0])), nil
 	}
@@ -237,8 +249,8 @@ func (r *run) accept(by string) (*failure, error) {
 	return nil, nil
 }
 
-// endGuards ends the guards of the run, concurrently, and asks for a while. It returns the providers that have undone what was to be kept.
-func (r *run) endGuards(keep bool) (undone []*providers.Provider, errs []error) {
+// endGuards ends the guards of the run, concurrently, and asks for a while. Cut is set when one has undone what was to be kept.
+func (r *run) endGuards(keep bool) (cut *failure, errs []error) {
 	r.guards.mu.Lock()
 	open := slices.SortedFunc(maps.Keys(r.guards.open), func(a, b *providers.Provider) int {
 		return strings.Compare(a.Scope+"/"+a.Name, b.Scope+"/"+b.Name)
@@ -252,15 +264,15 @@ func (r *run) endGuards(keep bool) (undone []*providers.Provider, errs []error) 
 	ctx, cancel := context.WithDeadline(r.effects, limit)
 	defer cancel()
 	type end struct {
-		kept bool
-		err  error
+		cut *CutOffError
+		err error
 	}
 	ends := make([]end, len(open))
 	var wg sync.WaitGroup
 	for i, p := range open {
 		wg.Go(func() {
-			kept, err := settled(ctx, p, providers.Settling{ID: r.Run.ID, Epoch: r.Lock.Epoch(), Keep: keep}, func() error { return pause(ctx, time.Second, nil) })
-			ends[i] = end{kept, err}
+			cut, err := settled(ctx, p, providers.Settling{ID: r.Run.ID, Epoch: r.Lock.Epoch(), Keep: keep}, func() error { return pause(ctx, time.Second, nil) })
+			ends[i] = end{cut, err}
 		})
 	}
 	wg.Wait()
@@ -268,11 +280,11 @@ func (r *run) endGuards(keep bool) (undone []*providers.Provider, errs []error) 
 		switch {
 		case e.err != nil:
 			errs = append(errs, fmt.Errorf("node %s: %w", open[i].Scope, e.err))
-		case keep && !e.kept:
-			undone = append(undone, open[i])
+		case e.cut != nil && cut == nil:
+			cut = &failure{r.first(open[i]), e.cut}
 		}
 	}
-	return undone, errs
+	return cut, errs
 }
 
 // first returns the first step of a provider.

@@ -122,7 +122,7 @@ func (a *API) Registry() prometheus.Gatherer { return a.metrics.registry }
 type gauges struct {
 	a *API
 
-	build, info, keeper, round, phase, since, serial, drift, complete, provider, node, nodes, holds, cert, nodeCert, store *prometheus.Desc
+	build, info, keeper, round, phase, since, serial, drift, complete, provider, node, healthy, nodes, holds, cert, nodeCert, store *prometheus.Desc
 }
 
 func newGauges(a *API) *gauges {
@@ -142,6 +142,7 @@ func newGauges(a *API) *gauges {
 		complete: desc("converge_drift_complete", "1 when the whole site was observed for the published drift report."),
 		provider: desc("converge_provider_up", "1 when the provider could be observed last. Absent when it has not been, or not by this replica.", "scope", "provider"),
 		node:     desc("converge_node_connected", "1 when the agent of an enrolled node is connected to this replica.", "node"),
+		healthy:  desc("converge_node_healthy", "1 when the connected agent of a node answers, and all that it should serve and its guard are available.", "node"),
 		nodes:    desc("converge_nodes", "Nodes by how they stand at this replica; silent: enrolled, and not connected.", "state"),
 		holds:    desc("converge_holds", "Holds, and the freeze if there is one."),
 		cert:     desc("converge_certificate_expiry_timestamp_seconds", "When the newest of what nodes trust ends.", "what"),
@@ -153,7 +154,7 @@ func newGauges(a *API) *gauges {
 // Describe implements [prometheus.Collector].
 func (g *gauges) Describe(c chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		g.build, g.info, g.keeper, g.round, g.phase, g.since, g.serial, g.drift, g.complete, g.provider, g.node, g.nodes, g.holds, g.cert, g.nodeCert, g.store,
+		g.build, g.info, g.keeper, g.round, g.phase, g.since, g.serial, g.drift, g.complete, g.provider, g.node, g.healthy, g.nodes, g.holds, g.cert, g.nodeCert, g.store,
 	} {
 		c <- d
 	}
@@ -232,6 +233,9 @@ func (g *gauges) stored(f *facts, put func(*prometheus.Desc, float64, ...string)
 				continue
 			}
 			put(g.node, number(n.Connected), n.Name)
+			if n.Connected {
+				put(g.healthy, number(n.Health == site.NodeOK), n.Name)
+			}
 			if n.Expires != nil {
 				put(g.nodeCert, seconds(*n.Expires), n.Name)
 			}

@@ -67,9 +67,12 @@ func TestMetrics(t *testing.T) {
 		`converge_steps_total{action="create",kind="far.net",result="ok"}`: "2", `converge_step_duration_seconds_count{action="create",kind="near.bridge"}`: "1",
 		`converge_provider_up{provider="far",scope="site"}`: "1", `converge_provider_up{provider="near",scope="n1"}`: "1",
 		`converge_node_connected{node="gpu-01"}`: "1", `converge_node_connected{node="gpu-02"}`: "0", `converge_node_connected{node="gpu-03"}`: "",
+		`converge_node_healthy{node="gpu-01"}`: "1", `converge_node_healthy{node="gpu-02"}`: "",
 		`converge_node_connected{node="stranger"}`: "", `converge_nodes{state="connected"}`: "1", `converge_nodes{state="silent"}`: "1", `converge_nodes{state="refused"}`: "1",
 		"converge_holds": "0",
 	})
+	b.nodes[0].Unwell = []site.Missing{{Provider: "guard", Why: "it does not answer"}}
+	b.samples(map[string]string{`converge_node_healthy{node="gpu-01"}`: "0", `converge_node_connected{node="gpu-01"}`: "1"})
 	for _, name := range []string{
 		"converge_status_since_timestamp_seconds", `converge_certificate_expiry_timestamp_seconds{what="node_ca"}`, `converge_certificate_expiry_timestamp_seconds{what="task_key"}`,
 		`converge_node_certificate_expiry_timestamp_seconds{node="gpu-01"}`, "go_goroutines", "process_open_fds",

@@ -32,7 +32,8 @@ or after a restart of the machine, unless the site has reached the node over new
 connections by then. It needs neither the agent nor the site for that.
 
 agent.yaml, or the file that -config names, has its directory: guard. Without that the
-node has no guard, and its changes are not guarded.`,
+node has no guard, and its changes are not guarded. With probes (tcp:ADDRESS:PORT), a
+change is kept only while each of them accepts a connection.`,
 		Example: `  converge agent guard
   converge agent guard -config=/etc/converge/agent.yaml`,
 		Args: exactly(0),
@@ -129,7 +130,7 @@ func guarded(conf *config.Agent) func(schema.Site, *providers.Provider) (*provid
 			return nil, err
 		}
 		return guard.Around{
-			Client: client, Reaches: path.Crosses,
+			Client: client, Reaches: path.Crosses, Probes: conf.Probes,
 			Source: guard.Source{Provider: p.Name, Scope: p.Scope, Site: site, Settings: settings},
 		}.Wrap(p), nil
 	}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"converge.dev/converge/guard"
 	"converge.dev/converge/internal/files"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/all"
@@ -21,6 +22,7 @@ type Agent struct {
 	Servers  []string  `yaml:"servers"` // HOST:PORT of every replica of the site agent
 	Dir      string    `yaml:"dir"`     // of its identity and its ledger; "identity" when empty
 	Guard    string    `yaml:"guard"`   // directory of the guard, which converge agent guard serves; empty: there is none
+	Probes   []string  `yaml:"probes"`  // tcp:ADDRESS:PORT: what must accept a connection for a change under guard to be kept
 	Fake     *all.Fake `yaml:"fake"`    // everything from one world, for rehearsals, instead of all others
 	all.Node `yaml:",inline"`
 
@@ -46,6 +48,12 @@ func ReadAgent(path string) (*Agent, error) {
 	}
 	if a.Guard != "" && a.Fake != nil && a.Fake.Server == "" {
 		return nil, fmt.Errorf("%s: guard: the agent and the guard cannot both have a world's file open: name a process that serves it with fake.server", path)
+	}
+	if len(a.Probes) > 0 && a.Guard == "" {
+		return nil, fmt.Errorf("%s: probes: the node has no guard that could try them: name its directory with guard", path)
+	}
+	if err := guard.CheckProbes(a.Probes); err != nil {
+		return nil, fmt.Errorf("%s: probes: %w", path, err)
 	}
 	if len(a.Servers) == 0 {
 		return nil, fmt.Errorf("%s: servers is missing: want the addresses of the site agent, such as [site.example:7443]", path)

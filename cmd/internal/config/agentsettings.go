@@ -54,6 +54,7 @@ func (a *Agent) Settings() ([]Setting, error) {
 	add("servers", strings.Join(a.Servers, ","))
 	add("dir", a.Dir)
 	add("guard", a.Guard)
+	add("probes", strings.Join(a.Probes, ","))
 	world := ""
 	if a.Fake != nil {
 		world = a.Fake.World + a.Fake.Server // one of them is empty
