@@ -39,7 +39,11 @@ func crosses(hops []netlink.Link, c providers.Call) bool {
 }
 
 // direct reports whether what goes through a link leaves the machine there, or through another link that is known to be part of the path.
+// The other end of a veth in the same namespace may be a port of a switch in user space, of which the kernel knows nothing.
 func direct(l netlink.Link) bool {
+	if l.Type() == "veth" && l.Attrs().NetNsID < 0 {
+		return false
+	}
 	return slices.Contains([]string{"device", "veth", "vlan", "bridge", "bond", "dummy"}, l.Type()) && l.Attrs().Flags&net.FlagLoopback == 0 && l.Attrs().Name != "ovs-system"
 }
 

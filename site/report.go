@@ -13,15 +13,19 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/providers/remote"
 	"converge.dev/converge/providers/remote/remotepb"
 )
 
 // A node that can still be called need not be one that can be reached: a connection may outlive the address, route or port that it was
-// made over. So what a guard protects is kept only when the node says some words, each over a connection that it makes for that.
+// made over. So what a guard protects is kept only when the node says some words, each over a connection that it makes for that. A change
+// need not cut at once either: Open vSwitch goes on forwarding by the flows in its datapath until it has looked at them again, a second
+// later. So the words are said one after the other, over a while.
 const (
 	reports       = 3
-	reportsWithin = 10 * time.Second
+	reportsApart  = 2 * time.Second
+	reportsWithin = 20 * time.Second
 )
 
 // hearing are the words that nodes have been asked to say. The zero hearing is ready.
@@ -40,36 +44,44 @@ type word struct {
 func (h *hearing) from(ctx context.Context, node string, at remote.Line) error {
 	ctx, cancel := context.WithTimeout(ctx, reportsWithin)
 	defer cancel()
-	asked := make([][]byte, reports)
+	for i := range reports {
+		if i > 0 {
+			if err := retry.Sleep(ctx, reportsApart); err != nil {
+				return fmt.Errorf("node %s has reported over %d of %d new connections: %w", node, i, reports, err)
+			}
+		}
+		if err := h.once(ctx, node, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// once fails unless a node reports over one new connection.
+func (h *hearing) once(ctx context.Context, node string, at remote.Line) error {
+	asked := rand.Text()
 	h.mu.Lock()
 	if h.words == nil {
 		h.words = map[string]*word{}
 	}
-	for i := range asked {
-		asked[i] = []byte(rand.Text())
-		h.words[string(asked[i])] = &word{node: node}
-	}
+	h.words[asked] = &word{node: node}
 	h.mu.Unlock()
 	defer func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		for _, w := range asked {
-			delete(h.words, string(w))
-		}
+		delete(h.words, asked)
 	}()
 	far, _, err := at.Conn(ctx)
 	if err == nil {
-		_, err = remotepb.NewNodeClient(far).Report(ctx, &remotepb.ReportRequest{Words: asked})
+		_, err = remotepb.NewNodeClient(far).Report(ctx, &remotepb.ReportRequest{Words: [][]byte{[]byte(asked)}})
 	}
 	if err != nil {
 		return fmt.Errorf("node %s does not report over a new connection: %w", node, err)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for i, w := range asked {
-		if !h.words[string(w)].heard { // it says that it has reported, perhaps to another replica
-			return fmt.Errorf("node %s has reported over %d of %d new connections", node, i, reports)
-		}
+	if !h.words[asked].heard { // it says that it has reported, perhaps to another replica
+		return fmt.Errorf("node %s has not reported here over a new connection", node)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"testing"
+	"time"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
@@ -43,11 +44,18 @@ func TestReportAnew(t *testing.T) {
 		if err != nil || !kept || dialled != 3 {
 			t.Errorf("%t, %v after %d connections", kept, err, dialled)
 		}
+		changed := time.Now()
 		for name, dial := range map[string]func(context.Context) (net.Conn, error){
+			"cut a second later": func(ctx context.Context) (net.Conn, error) {
+				if time.Since(changed) > time.Second {
+					return nil, errors.New("no route to host")
+				}
+				return dial(ctx)
+			},
 			"no route": func(context.Context) (net.Conn, error) { return nil, errors.New("no route to host") },
 			"silence":  func(ctx context.Context) (net.Conn, error) { <-ctx.Done(); return nil, context.Cause(ctx) },
 		} {
-			y.dial = dial
+			y.dial, changed = dial, time.Now()
 			if kept, err := p.Settle(t.Context(), providers.Settling{ID: "g", Epoch: 1, Keep: true}); kept || providers.ClassOf(err) != providers.Transient {
 				t.Errorf("%s: %t, %v", name, kept, err)
 			}

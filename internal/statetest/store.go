@@ -457,12 +457,18 @@ func amended(t *testing.T, kv state.KV, site string) {
 	if a, err := s.Amended(ctx); err != nil || a != (state.Amended{}) {
 		t.Errorf("before any change: %+v, %v", a, err)
 	}
+	written := int64(0) // revision of the last one
 	for epoch := range int64(2) {
 		want := state.Amended{Epoch: epoch + 3, Action: "state mv", By: "ann@host", At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 		if _, err := kv.Commit(ctx, nil, []state.Op{s.AmendedOp(want)}); err != nil {
 			t.Fatal(err)
 		}
-		if a, err := s.Amended(ctx); err != nil || a != want {
+		a, err := s.Amended(ctx)
+		if a.Revision <= written {
+			t.Errorf("the revision is %d after %d", a.Revision, written)
+		}
+		written, want.Revision = a.Revision, a.Revision
+		if err != nil || a != want {
 			t.Errorf("%+v, %v; want %+v", a, err, want)
 		}
 	}
