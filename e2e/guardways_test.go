@@ -80,16 +80,27 @@ var strikes = []strike{
 }
 
 // Whatever way a change cuts a node off, and whatever is killed meanwhile, also by a restart of the machine: the node undoes it by itself,
-// and nothing else on it has changed. Every run tries each way and each strike, one of each together; push figures add each way without
-// any strike, and nightly ones are all pairs.
+// and nothing else on it has changed. Here each way and each strike are tried, one of each together.
+func TestWaysToCut(t *testing.T) {
+	t.Parallel()
+	for i, w := range ways {
+		k := strikes[i%len(strikes)]
+		t.Run(w.name+"/"+k.name, func(t *testing.T) {
+			t.Parallel()
+			cut(t, w, k)
+		})
+	}
+}
+
+// At nightly figures each way is tried with each strike. A push has TestWaysToCut.
 func TestTortureWays(t *testing.T) {
 	t.Parallel()
+	if torture.Scale(0, 0, 1) == 0 {
+		return
+	}
 	var undone atomic.Int32
-	for i, w := range ways {
-		for j, k := range strikes {
-			if torture.Scale(0, 0, 1) == 0 && j != i%len(strikes) && !(torture.Full() && j == 0) {
-				continue
-			}
+	for _, w := range ways {
+		for _, k := range strikes {
 			t.Run(w.name+"/"+k.name, func(t *testing.T) {
 				t.Parallel()
 				cut(t, w, k)
@@ -98,7 +109,7 @@ func TestTortureWays(t *testing.T) {
 		}
 	}
 	t.Cleanup(func() {
-		torture.Report(t, "G", "%d ways to cut a node off, alone or with one of %d strikes: undone in %d runs", len(ways), len(strikes)-1, undone.Load())
+		torture.Report(t, "G", "%d ways to cut a node off, each alone and with each of %d strikes: undone in %d runs", len(ways), len(strikes)-1, undone.Load())
 	})
 }
 
