@@ -11,7 +11,6 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
-	"text/template"
 
 	"github.com/spf13/cobra"
 
@@ -29,8 +28,7 @@ type installer struct {
 	URL, Node string
 	binary    string
 
-	SHA256               string // of the program, in hex
-	AgentUnit, GuardUnit string
+	SHA256 string // of the program, in hex
 }
 
 func (a *app) agentInstallScriptCommand() *cobra.Command {
@@ -59,10 +57,7 @@ and the token in a file or a pipe. It may be repeated, also to install another v
 		if i.SHA256, err = digestOf(cmp.Or(i.binary, a.sys.Executable)); err != nil {
 			return &view.Problem{What: "the program cannot be read", Where: err.Error(), Fix: "Name it with -binary=FILE.", Err: err}
 		}
-		script, err := i.script()
-		if err != nil {
-			return err
-		}
+		script := i.script()
 		if a.flags.json {
 			return a.printJSON(map[string]any{"script": script, "sha256": i.SHA256})
 		}
@@ -100,25 +95,19 @@ func (i *installer) check() error {
 	return nil
 }
 
-// Servers returns the addresses, for a loop of the shell.
-func (i *installer) Servers() string { return strings.Join(i.servers, " ") }
-
-// ServersLine returns them as in agent.yaml.
-func (i *installer) ServersLine() string {
-	return `servers: ["` + strings.Join(i.servers, `", "`) + `"]`
-}
-
-func (i *installer) script() (string, error) {
+// script returns the script: the text of installscript.sh with the values in their places, each quoted.
+func (i *installer) script() string {
 	here := strings.NewReplacer("/usr/bin/converge", "/usr/local/bin/converge") // where a package of the system would not be
-	i.AgentUnit, i.GuardUnit = here.Replace(deploy.AgentUnit), here.Replace(deploy.GuardUnit)
 	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
-	t, err := template.New("script").Delims("[[", "]]").Funcs(template.FuncMap{"quote": quote}).Parse(installScript)
-	if err != nil {
-		return "", err
-	}
-	var b strings.Builder
-	err = t.Execute(&b, i)
-	return b.String(), err
+	return strings.NewReplacer(
+		"[[URL]]", quote(i.URL),
+		"[[SHA256]]", quote(i.SHA256),
+		"[[SERVERS]]", quote(strings.Join(i.servers, " ")), // for a loop of the shell
+		"[[NODE]]", quote(i.Node),
+		"[[SERVERS_LINE]]", quote(`servers: ["`+strings.Join(i.servers, `", "`)+`"]`), // of agent.yaml
+		"[[GUARD_UNIT]]", here.Replace(deploy.GuardUnit),
+		"[[AGENT_UNIT]]", here.Replace(deploy.AgentUnit),
+	).Replace(installScript)
 }
 
 // digestOf returns the SHA-256 of a file in hex.

@@ -30,10 +30,10 @@ put() {
 
 # Everything is in a function, so that nothing is done by a script that has arrived in part.
 main() {
-	url=[[quote .URL]]
-	sha256=[[quote .SHA256]]
-	servers=[[quote .Servers]]
-	node=[[quote .Node]]
+	url=[[URL]]
+	sha256=[[SHA256]]
+	servers=[[SERVERS]]
+	node=[[NODE]]
 	root=${DESTDIR:-}
 	systemctl=${SYSTEMCTL:-systemctl}
 	token=${CONVERGE_TOKEN_FILE:-}
@@ -69,7 +69,7 @@ main() {
 	install -d -m 750 "$root/etc/converge"
 	if [ ! -e "$root/etc/converge/agent.yaml" ]; then
 		{
-			printf '%s\n' [[quote .ServersLine]] 'dir: /var/lib/converge-agent/identity' 'guard: /var/lib/converge-agent/guard'
+			printf '%s\n' [[SERVERS_LINE]] 'dir: /var/lib/converge-agent/identity' 'guard: /var/lib/converge-agent/guard'
 			if [ -S "$root/run/libvirt/libvirt-sock" ]; then
 				echo 'libvirt: "qemu+unix:///system?socket=/run/libvirt/libvirt-sock"'
 			fi
@@ -85,9 +85,9 @@ main() {
 	# Services.
 	install -d -m 755 "$root/etc/systemd/system"
 	put "$root/etc/systemd/system/converge-guard.service" << 'END_OF_UNIT'
-[[.GuardUnit]]END_OF_UNIT
+[[GUARD_UNIT]]END_OF_UNIT
 	put "$root/etc/systemd/system/converge-agent.service" << 'END_OF_UNIT'
-[[.AgentUnit]]END_OF_UNIT
+[[AGENT_UNIT]]END_OF_UNIT
 
 	# The identity. The key is made here and stays here.
 	install -d -m 700 "$root/var/lib/converge-agent"
