@@ -128,6 +128,9 @@ func (a *app) destroyCommand() *cobra.Command {
 the plan, ask for approval, and apply it. Protected resources stay, and so does
 everything that converge does not manage. Same as: converge apply -destroy
 
+The document in the store stays. A site agent that may apply it makes again what was
+destroyed: put a document without resources first.
+
 In automation (CI, CONVERGE_IN_AUTOMATION) the budget in the document's policy applies
 unless -max-destroy allows more.`,
 		Example: `  converge destroy
