@@ -39,7 +39,7 @@ UNRACED := ./schema/kinds ./schema/load ./providers/carbide
 UNRACED_TESTS := ^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestRevise|TestReviseWithinTheLimits|TestManyProblems|TestLoadIsLinear|TestIntake|TestCallsToList|TestLawsOlderServer)$$
 
 .PHONY: test
-test: deps ## all tests, against real daemons too (20 min)
+test: deps ## all tests, against real daemons too (50 min)
 	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -timeout 30m $(TESTFLAGS) ./e2e/node
 	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -p 2 -timeout 40m $(TESTFLAGS) ./e2e $$(go list ./... | grep -vxF "$$(go list ./e2e ./e2e/node $(RACED))")
 	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -timeout 20m $(TESTFLAGS) -run '$(UNRACED_TESTS)' $(UNRACED)

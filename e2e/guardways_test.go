@@ -134,6 +134,7 @@ func cut(t *testing.T, w way, k strike) {
 	s.until(node+" is reached", func() bool { return h.reaches(node) })
 
 	s.write("cut.cue", h.document(node, w.how))
+	begun := time.Now()
 	run := s.start("apply", "-auto-approve", "cut.cue")
 	if k.armed {
 		s.until("a guard is armed", func() bool { return len(h.capsules(node)) > len(guards) || run.gone() })
@@ -158,6 +159,9 @@ func cut(t *testing.T, w way, k strike) {
 		s.Fatalf("converge %s: exit status %d, want 9\n%s", run.args, status, run.report())
 	case k.name == "none":
 		run.says("has undone it by itself", "was not confirmed and was reverted")
+		if took := time.Since(begun); took < time.Minute { // the site has that long to reach the node
+			s.Errorf("it took %v:\n%s", took, run.report())
+		}
 	}
 	s.until(node+" is reached again", func() bool { return h.reaches(node) })
 	if !h.closed(node) {
