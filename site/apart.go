@@ -138,8 +138,8 @@ func (a *Agent) left(doc *schema.Document, p *plan.Plan) (leave refs, why string
 	return leave, why
 }
 
-// allowed fails when a plan has a step that the modes do not allow. What is left out of a plan has been left out of it before; this looks
-// at what came of that, because the site may have changed since.
+// allowed fails when a plan has a step that the modes do not allow. What they do not allow has been left out of the plan before; this is the
+// last look at what came of that.
 func (a *Agent) allowed(doc *schema.Document, p *plan.Plan, approved bool) error {
 	for i := range p.Steps {
 		s := &p.Steps[i]

@@ -359,6 +359,7 @@ func TestEnrolsOncePerPassword(t *testing.T) {
 	b.open()
 	b.write("otp", first)
 	other := b.open() // as another process would
+	other.Once(t.Context())
 	b.run(other)
 	held, err := other.State()
 	if err != nil || !held.Certificate.Equal(leaf) || !held.Authority.Equal(b.cert) {
