@@ -34,8 +34,6 @@ deps: ## install the daemons and the kernel that the tests start (Debian package
 # What is concurrent is tested with the race detector, and once: only schema and Carbide have tests that mean nothing with it, or less,
 # and these run without it (a test of e2e knows when one is missing here). An emulated machine is slow enough, and runs alone. Of the
 # others, two packages run at a time, the longest first: they wait for leases, and would wait in vain beside what needs every processor.
-# Two of the raced ones take longest, and mostly wait for daemons: a third runs beside these.
-WAITING := ./providers/libvirt ./providers/ovs
 RACED := ./engine ./engine/... ./guard/... ./schema/... ./providers/... ./state/... ./trust/... ./agent/... ./site/... ./internal/...
 UNRACED := ./schema/kinds ./schema/load ./providers/carbide
 UNRACED_TESTS := ^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestRevise|TestReviseWithinTheLimits|TestManyProblems|TestLoadIsLinear|TestIntake|TestCallsToList|TestLawsOlderServer)$$
@@ -47,7 +45,7 @@ test: deps ## all tests, against real daemons too (50 min)
 	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -timeout 20m $(TESTFLAGS) -run '$(UNRACED_TESTS)' $(UNRACED)
 	cd e2e/outside && go test -vet=off -count=1 ./...
 	CGO_ENABLED=0 go test -vet=off -count=1 ./providers/libvirt
-	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -race -p 3 -timeout 20m $(TESTFLAGS) $(WAITING) $(RACED)
+	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -race -timeout 40m $(TESTFLAGS) $(RACED)
 
 .PHONY: torture
 torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (15 min; NIGHTLY=1: for hours)

@@ -70,6 +70,8 @@ type agent struct {
 	serves  []*providers.Provider
 	missing map[string]error        // what could not be opened
 	servers map[string]*grpc.Server // that of the last connection to each address
+	anew    int                     // how often all connections were to be made anew
+	refused bool                    // a site agent refuses the certificate, and none has accepted it since
 
 	started  time.Time
 	contacts map[string]*contact // by address
@@ -128,9 +130,13 @@ func Run(ctx context.Context, o Options) (err error) {
 	o.Logger.Info("agent started", "node", id.Node(), "site", id.Site().Name, "servers", o.Servers)
 	for _, server := range o.Servers {
 		running.Go(func() {
-			_ = reverse.Keep(ctx, id.Node(), func(ctx context.Context) (net.Conn, error) { return a.Dial(ctx, server) }, id.TLS(),
-				func(o ...grpc.ServerOption) *grpc.Server { return a.serve(server, o) }, o.Logger.With("server", server),
-				func(t reverse.Turn) { a.told(server, t) })
+			anew := 0 // when it was dialled
+			dial := func(ctx context.Context) (net.Conn, error) {
+				anew = a.anews()
+				return a.Dial(ctx, server)
+			}
+			_ = reverse.Keep(ctx, id.Node(), dial, id.TLS(), func(o ...grpc.ServerOption) *grpc.Server { return a.serve(server, anew, o) },
+				o.Logger.With("server", server), func(t reverse.Turn) { a.told(server, t) })
 		})
 	}
 	if o.Ready != nil {
@@ -215,20 +221,40 @@ func (a *agent) opened(n providers.Need) bool {
 	return false
 }
 
-// every is how often it is tried to open what could not be opened.
+// every is how often those are asked how they stand that can say it, and how often at least it is tried again what has failed.
 const every = 10 * time.Second
+
+// again is how soon it is tried again what has failed: an agent may have begun before what it needs.
+var again = retry.Policy{First: time.Second, Cap: every}
 
 // reopen goes on trying to open what is missing.
 func (a *agent) reopen(ctx context.Context) {
-	for retry.Sleep(ctx, every) == nil {
-		if err := a.open(ctx); err != nil && ctx.Err() == nil {
-			a.Logger.Warn("providers could not be opened", "error", err)
+	said := ""
+	for next := again.Pauses(); retry.Sleep(ctx, next()) == nil; {
+		err := a.open(ctx)
+		if ctx.Err() != nil {
+			return
 		}
+		said = a.complain("providers could not be opened", err, said)
 	}
 }
 
-// serve makes the server for one connection to an address.
-func (a *agent) serve(address string, o []grpc.ServerOption) *grpc.Server {
+// complain logs what has failed, unless that has been said: said is the text of the last failure, empty when it was none. It returns that
+// of this one.
+func (a *agent) complain(what string, err error, said string) string {
+	if err == nil {
+		return ""
+	}
+	level := slog.LevelWarn
+	if err.Error() == said {
+		level = slog.LevelDebug
+	}
+	a.Logger.Log(context.Background(), level, what, "error", err)
+	return err.Error()
+}
+
+// serve makes the server for one connection to an address, which was dialled when all connections had been made anew so often.
+func (a *agent) serve(address string, anew int, o []grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(append(o, a.asks(address)...)...)
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -237,6 +263,9 @@ func (a *agent) serve(address string, o []grpc.ServerOption) *grpc.Server {
 		a.Logger.Error("the node cannot be served", "error", err)
 	}
 	a.servers[address] = s
+	if anew != a.anew { // it was to end before the site had accepted it
+		go s.Stop()
+	}
 	return s
 }
 
@@ -265,10 +294,14 @@ func (a *agent) behind() {
 
 // renew replaces the certificate in time, and keeps the trust document current.
 func (a *agent) renew(ctx context.Context) {
+	said := ""
 	for {
 		next := min(max(a.id.RenewAt().Sub(a.Now()), 0), time.Hour)
-		if err := a.refresh(ctx, false); err != nil && ctx.Err() == nil {
-			a.Logger.Warn("the certificate or the trust document could not be renewed", "error", err)
+		err := a.refresh(ctx, false)
+		if ctx.Err() != nil {
+			return
+		}
+		if said = a.complain("the certificate or the trust document could not be renewed", err, said); err != nil {
 			next = every
 		}
 		timer := time.NewTimer(max(next, every))
@@ -325,7 +358,15 @@ func (a *agent) refreshAt(ctx context.Context, server string, force bool) error 
 func (a *agent) reconnect() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.anew++
 	for _, s := range a.servers {
 		go s.Stop()
 	}
+}
+
+// anews returns how often all connections were to be made anew.
+func (a *agent) anews() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.anew
 }

@@ -9,9 +9,11 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,6 +58,7 @@ type place struct {
 	conns  map[string]*reverse.Conn // the newest of the node, by replica
 	count  int                      // how often the node has come
 	away   map[string]string        // what cannot be opened
+	bans   error                    // why the site refuses the node's certificate; nil: it does not
 	closed func(provider string)    // optional; called when a provider is closed
 }
 
@@ -73,7 +76,7 @@ func newPlace(t *testing.T, o trust.Options) *place {
 		line := bufconn.Listen(1 << 20)
 		p.lines[address] = line
 		port := reverse.Listen(line, reverse.Options{
-			TLS:  p.keys.TLS(func(string, *big.Int) error { return nil }, host),
+			TLS:  p.keys.TLS(p.check, host),
 			Node: func(c *reverse.Conn) { p.attend(address, c) },
 		})
 		public := grpc.NewServer(grpc.Creds(reverse.Credentials()))
@@ -87,6 +90,22 @@ func newPlace(t *testing.T, o trust.Options) *place {
 		})
 	}
 	return p
+}
+
+func (p *place) check(string, *big.Int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.bans
+}
+
+// ban makes the site refuse the certificate of the node, or not, and ends its connections.
+func (p *place) ban(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bans = why
+	for _, c := range p.conns {
+		c.Close()
+	}
 }
 
 func (p *place) attend(address string, c *reverse.Conn) {
@@ -412,12 +431,117 @@ func TestSiteIsAway(t *testing.T) {
 			}
 			return p.dial(ctx, address)
 		}
+		o.Log = agent.NewLog(1000)
+		o.Logger = slog.New(o.Log.Handler(slog.LevelInfo))
+		d := p.door(&o)
 		p.run(o)
 		time.Sleep(time.Hour)
+		text, _ := d.ask("GET", "/logs?n=1000", nil)
+		if n := strings.Count(text, "could not be renewed"); n != 1 {
+			t.Errorf("%d times in an hour the log has that nothing could be renewed", n)
+		}
 		mu.Lock()
 		off = false
 		mu.Unlock()
 		time.Sleep(2 * time.Minute)
 		p.conn(first)
+	})
+}
+
+// A node whose certificate the site refuses says once what that may mean and what can be done, and is not connected before the site has
+// accepted it.
+func TestIsRefused(t *testing.T) {
+	placed(t, trust.Options{}, func(t *testing.T, p *place) {
+		p.enrol()
+		p.ban(&trust.BannedError{Node: "n1", Reason: "lost"})
+		o := p.options(first, second)
+		o.Log = agent.NewLog(1000)
+		o.Logger = slog.New(o.Log.Handler(slog.LevelInfo))
+		d := p.door(&o)
+		p.run(o)
+		logged := func(said, connected int) {
+			t.Helper()
+			time.Sleep(time.Minute)
+			text, _ := d.ask("GET", "/logs?n=1000", nil)
+			for what, want := range map[string]int{
+				`msg="the site refuses the certificate of this node: it may have been revoked`: said,
+				"converge agent revoke -undo there":                                            said,
+				`msg="connected to the site"`:                                                  connected,
+			} {
+				if n := strings.Count(text, what); n != want {
+					t.Errorf("the log has %d times %s, want %d:\n%s", n, what, want, text)
+				}
+			}
+		}
+		logged(1, 0)
+		s := d.status()
+		if got := strings.Join(s.Problems, "; "); s.Health != agent.Degraded || !strings.Contains(got, "bad certificate") || !strings.Contains(got, "may have been revoked") {
+			t.Errorf("%s: %s", s.Health, got)
+		}
+		if a := s.Servers[0]; a.Connected || a.Since == nil {
+			t.Errorf("%+v", a)
+		}
+		p.ban(nil)
+		logged(1, 2)
+		if s := d.status(); s.Health != agent.OK {
+			t.Errorf("%v", s.Problems)
+		}
+		p.ban(&trust.BannedError{Node: "n1", Reason: "lost again"})
+		logged(2, 2)
+	})
+}
+
+// A held connection delivers nothing from the end of its handshake until the gate opens.
+type held struct {
+	net.Conn
+	heard, shaken atomic.Bool
+	gate          <-chan struct{}
+}
+
+func (c *held) Read(b []byte) (int, error) {
+	if c.shaken.Load() {
+		<-c.gate
+	}
+	n, err := c.Conn.Read(b)
+	c.heard.Store(true)
+	return n, err
+}
+
+func (c *held) Write(b []byte) (int, error) {
+	if c.heard.Load() && len(b) > 64 { // its certificate; a record before it is smaller
+		c.shaken.Store(true)
+	}
+	return c.Conn.Write(b)
+}
+
+// A connection that was on its way when the certificate was renewed is made anew, too.
+func TestRenewsMeanwhile(t *testing.T) {
+	placed(t, trust.Options{}, func(t *testing.T, p *place) {
+		p.enrol()
+		o, gate, holds := p.options(first), make(chan struct{}), atomic.Bool{}
+		holds.Store(true)
+		o.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			c, err := p.dial(ctx, address)
+			if err == nil && holds.Load() {
+				c = &held{Conn: c, gate: gate}
+			}
+			return c, err
+		}
+		d := p.door(&o)
+		p.run(o)
+		before := d.status()
+		if before.Servers[0].Connected {
+			t.Error("it is connected before the site has said anything")
+		}
+		holds.Store(false)
+		text, code := d.ask("POST", "/renew", nil)
+		close(gate)
+		if code != http.StatusOK {
+			t.Fatalf("%d %s", code, text)
+		}
+		time.Sleep(5 * time.Second)
+		if got := p.conn(first).State().PeerCertificates[0].SerialNumber.Text(16); got == before.Certificate.Serial {
+			t.Errorf("it is still connected with %s", got)
+		}
 	})
 }

@@ -26,6 +26,7 @@ import (
 	"converge.dev/converge/agent"
 	"converge.dev/converge/guard"
 	"converge.dev/converge/internal/files"
+	"converge.dev/converge/internal/reverse"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/providers/remote"
@@ -216,23 +217,90 @@ func TestHealthHangs(t *testing.T) {
 	})
 }
 
-// The site is told when the guard of a node does not answer, and the log says so once.
-func TestGuardIsMissed(t *testing.T) {
-	served, there := filepath.Join(t.TempDir(), "g"), filepath.Join(t.TempDir(), "guard")
+// guarded runs a guard for a test, outside of its bubble, and returns its directory.
+func guarded(t *testing.T) string {
+	dir := filepath.Join(t.TempDir(), "g")
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	ctx, stop := context.WithCancel(t.Context())
 	go func() {
-		ended <- guard.Run(ctx, guard.Options{Dir: served, Logger: slog.New(slog.DiscardHandler), Ready: sync.OnceFunc(func() { close(ready) })})
+		ended <- guard.Run(ctx, guard.Options{Dir: dir, Logger: slog.New(slog.DiscardHandler), Ready: sync.OnceFunc(func() { close(ready) })})
 	}()
 	select {
 	case <-ready:
 	case err := <-ended:
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		stop()
 		<-ended
-	}()
+	})
+	return dir
+}
+
+// unwell returns what the site is told that does not answer, and why.
+func (p *place) unwell(c *reverse.Conn) (list []string) {
+	p.t.Helper()
+	st, err := remote.Beat(p.t.Context(), p.remote(c), 1)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, u := range st.GetUnwell() {
+		list = append(list, u.GetName()+": "+u.GetWhy())
+	}
+	return list
+}
+
+// An agent that begins before what it needs, its guard among that, serves it soon after that has begun.
+func TestBeginsFirst(t *testing.T) {
+	served, there := guarded(t), filepath.Join(t.TempDir(), "guard")
+	placed(t, trust.Options{}, func(t *testing.T, p *place) {
+		p.enrol()
+		p.away["odd"] = "no such device"
+		var ill atomic.Bool
+		ill.Store(true)
+		o := p.options(first)
+		healths(&o, func(string) func(context.Context) error {
+			return func(context.Context) error {
+				if ill.Load() {
+					return errors.New("the switch is off")
+				}
+				return nil
+			}
+		})
+		o.Undo, o.Log = guard.Dial(there), agent.NewLog(100)
+		o.Logger = slog.New(o.Log.Handler(slog.LevelInfo))
+		d := p.door(&o)
+		p.run(o)
+		time.Sleep(2500 * time.Millisecond)
+		if got := p.unwell(p.conn(first)); len(got) != 2 {
+			t.Errorf("the site is told %q", got)
+		}
+		if err := os.Symlink(served, there); err != nil {
+			t.Fatal(err)
+		}
+		ill.Store(false)
+		p.mu.Lock()
+		delete(p.away, "odd")
+		p.mu.Unlock()
+		time.Sleep(2 * time.Second)
+		if got := p.unwell(p.conn(first)); len(got) != 0 {
+			t.Errorf("2 s after all has begun, the site is told %q", got)
+		}
+		if got := p.serves(p.conn(first)); got != "v1: [lab odd], trust 1" {
+			t.Error(got)
+		}
+		text, _ := d.ask("GET", "/logs?n=100", nil)
+		for _, what := range []string{"guard is unavailable", "guard is available again", "lab is unavailable", "lab is available again"} {
+			if n := strings.Count(text, what); n != 1 {
+				t.Errorf("%s is said %d times:\n%s", what, n, text)
+			}
+		}
+	})
+}
+
+// The site is told when the guard of a node does not answer, and the log says so once.
+func TestGuardIsMissed(t *testing.T) {
+	served, there := guarded(t), filepath.Join(t.TempDir(), "guard")
 	placed(t, trust.Options{}, func(t *testing.T, p *place) {
 		p.enrol()
 		o := p.options(first)
@@ -241,19 +309,7 @@ func TestGuardIsMissed(t *testing.T) {
 		d := p.door(&o)
 		p.run(o)
 		time.Sleep(time.Minute)
-		missed := func() []string {
-			t.Helper()
-			st, err := remote.Beat(t.Context(), p.remote(p.conn(first)), 1)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var list []string
-			for _, u := range st.GetUnwell() {
-				list = append(list, u.GetName()+": "+u.GetWhy())
-			}
-			return list
-		}
-		if got := missed(); len(got) != 1 || !strings.HasPrefix(got[0], "guard: open: the guard of this node cannot be reached at "+there) {
+		if got := p.unwell(p.conn(first)); len(got) != 1 || !strings.HasPrefix(got[0], "guard: open: the guard of this node cannot be reached at "+there) {
 			t.Errorf("the site is told %q", got)
 		}
 		if s := d.status(); s.Guard.State != agent.AbsentGuard || s.Health != agent.Degraded {
@@ -263,7 +319,7 @@ func TestGuardIsMissed(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		if got := missed(); len(got) != 0 {
+		if got := p.unwell(p.conn(first)); len(got) != 0 {
 			t.Errorf("the site is told %q", got)
 		}
 		if s := d.status(); s.Guard.State != agent.IdleGuard || s.Health != agent.OK {
@@ -272,6 +328,23 @@ func TestGuardIsMissed(t *testing.T) {
 		text, _ := d.ask("GET", "/logs?n=100", nil)
 		if strings.Count(text, "guard is unavailable") != 1 || strings.Count(text, "guard is available again") != 1 {
 			t.Errorf("the log is\n%s", text)
+		}
+
+		// The next time, too, it is asked again soon.
+		if err := os.Remove(there); err != nil {
+			t.Fatal(err)
+		}
+		for begin := time.Now(); len(p.unwell(p.conn(first))) == 0; time.Sleep(100 * time.Millisecond) {
+			if time.Since(begin) > time.Minute {
+				t.Fatal("that it is gone is not noticed")
+			}
+		}
+		if err := os.Symlink(served, there); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(1500 * time.Millisecond)
+		if got := p.unwell(p.conn(first)); len(got) != 0 {
+			t.Errorf("the site is told %q", got)
 		}
 	})
 }

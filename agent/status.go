@@ -138,7 +138,7 @@ func (a *agent) told(address string, t reverse.Turn) {
 	defer a.mu.Unlock()
 	now, c := a.Now(), a.contactOf(address)
 	if t.Connected {
-		c.Connected, c.Since, c.Next = true, &now, nil
+		c.Connected, c.Since, c.Next, a.refused = true, &now, nil, false
 		return
 	}
 	next := now.Add(t.Pause)
@@ -146,7 +146,19 @@ func (a *agent) told(address string, t reverse.Turn) {
 		c.Since = &now
 	}
 	c.Connected, c.Next, c.Error = false, &next, t.Err.Error()
+	if !errors.Is(t.Err, reverse.ErrRefused) {
+		return
+	}
+	c.Error += ": " + readmit
+	if !a.refused {
+		a.refused = true
+		a.Logger.Error(reverse.ErrRefused.Error()+": "+readmit, "node", a.id.Node(), "serial", a.id.Certificate().SerialNumber.Text(16))
+	}
 }
+
+// readmit says what may be the matter with a certificate that the site refuses, and what an operator does.
+const readmit = "it may have been revoked, or replaced by a newer one; at the site, converge agent list shows how the node stands. " +
+	"To admit it again, run converge agent revoke -undo there; or make a token there with converge agent token create, and enrol this machine anew with converge agent bootstrap"
 
 // contactOf returns what is known of a server. The lock is held.
 func (a *agent) contactOf(address string) *contact {
@@ -179,10 +191,8 @@ func (a *agent) asks(address string) []grpc.ServerOption {
 
 // A pulse is how a provider, or the guard, stood when it was asked last.
 type pulse struct {
-	asking bool // it is being asked
-	known  bool
-	err    error // why it, or its far side, is unavailable
-	since  time.Time
+	err   error // why it, or its far side, is unavailable
+	since time.Time
 }
 
 // asking is how long a provider may take to say how it stands.
@@ -198,24 +208,20 @@ const theGuard = "guard"
 func (a *agent) feel(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
+	asked := map[string]bool{}
 	for ctx.Err() == nil {
-		for name, ask := range a.due() {
-			running.Go(func() {
-				ctx, cancel := context.WithTimeout(ctx, asking)
-				defer cancel()
-				err := ask(ctx)
-				if ctx.Err() != nil && err != nil {
-					err = errMute
-				}
-				a.felt(name, err)
-			})
+		for name, ask := range a.answering() {
+			if !asked[name] {
+				asked[name] = true
+				running.Go(func() { a.follow(ctx, name, ask) })
+			}
 		}
-		_ = retry.Sleep(ctx, every)
+		_ = retry.Sleep(ctx, every) // by then more may be open
 	}
 }
 
-// due returns how to ask those that can be asked, by name, and are not being asked.
-func (a *agent) due() map[string]func(context.Context) error {
+// answering returns how to ask those that can say how they stand, by name.
+func (a *agent) answering() map[string]func(context.Context) error {
 	all := map[string]func(context.Context) error{}
 	if a.Undo != nil {
 		all[theGuard] = func(ctx context.Context) error {
@@ -230,42 +236,59 @@ func (a *agent) due() map[string]func(context.Context) error {
 			all[p.Name] = p.Health
 		}
 	}
-	for name := range all {
-		u := a.pulses[name]
-		switch {
-		case u == nil:
-			a.pulses[name] = &pulse{asking: true}
-		case u.asking:
-			a.beats(name, errMute)
-			delete(all, name)
-		default:
-			u.asking = true
-		}
-	}
 	return all
 }
 
-// felt takes note of how one stands that was asked.
+// follow asks one of them how it stands until ctx is done, and more often while that is not well: it may be about to begin.
+func (a *agent) follow(ctx context.Context, name string, ask func(context.Context) error) {
+	next := again.Pauses()
+	for ctx.Err() == nil {
+		limit, cancel := context.WithTimeout(ctx, asking)
+		answer := make(chan error, 1)
+		go func() { answer <- ask(limit) }()
+		var err error
+		select {
+		case err = <-answer:
+		case <-limit.Done():
+			if ctx.Err() == nil {
+				a.felt(name, errMute)
+			}
+			err = <-answer // whatever ctx says: it is not asked again before
+		}
+		if err != nil && limit.Err() != nil {
+			err = errMute
+		}
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		a.felt(name, err)
+		pause := every
+		if err != nil {
+			pause = next()
+		} else {
+			next = again.Pauses()
+		}
+		_ = retry.Sleep(ctx, pause)
+	}
+}
+
+// felt takes note of how one stands that was asked, keeps since when it has been like that, and logs when that begins.
 func (a *agent) felt(name string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.pulses[name].asking = false
-	a.beats(name, err)
-}
-
-// beats changes a pulse, keeps since when it has been like that, and logs when that begins. The lock is held.
-func (a *agent) beats(name string, err error) {
 	u := a.pulses[name]
-	if !u.known || (u.err == nil) != (err == nil) {
-		u.since = a.Now()
+	if u == nil || (u.err == nil) != (err == nil) {
 		switch {
 		case err != nil:
 			a.Logger.Warn(name+" is unavailable", "error", err)
-		case u.known:
+		case u != nil:
 			a.Logger.Info(name + " is available again")
 		}
+		u = &pulse{since: a.Now()}
+		a.pulses[name] = u
 	}
-	u.known, u.err = true, err
+	u.err = err
 }
 
 // unwell returns why providers' far sides, or the guard, are unavailable, by name.
@@ -333,7 +356,7 @@ func (a *agent) providerStatus() []ProviderStatus {
 	list := []ProviderStatus{}
 	for _, p := range a.serves {
 		s := ProviderStatus{Provider: p.Name, Scope: p.Scope, Health: Unknown}
-		if u := a.pulses[p.Name]; u != nil && u.known {
+		if u := a.pulses[p.Name]; u != nil {
 			since := u.since
 			if s.Health, s.Since = OK, &since; u.err != nil {
 				s.Health, s.Detail = Unavailable, u.err.Error()

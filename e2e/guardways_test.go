@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -19,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"converge.dev/converge/internal/netns"
 	"converge.dev/converge/internal/torture"
 )
 
@@ -288,29 +288,9 @@ func switchState(s *site, endpoint string) string {
 	return strings.Join(lines, "")
 }
 
-// inside does something in the network of a machine, on a thread that comes back.
+// inside does something in the network of a machine.
 func (h *hosts) inside(host string, do func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	here, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return err
-	}
-	defer here.Close()
-	there, err := os.Open("/run/netns/" + h.name(host))
-	if err != nil {
-		return err
-	}
-	defer there.Close()
-	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
-		return err
-	}
-	defer func() {
-		if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
-			panic(err) // whatever this thread did from now on, it would do in the wrong namespace
-		}
-	}()
-	return do()
+	return netns.Within("/run/netns/"+h.name(host), do)
 }
 
 // checksums makes the kernel compute the checksums of what leaves through an interface.

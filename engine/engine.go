@@ -17,6 +17,7 @@ import (
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/secret"
+	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/state"
@@ -30,20 +31,21 @@ type Options struct {
 	// Failure of the set, not an error. Open is called again for what is needed later; the engine closes what it returned.
 	Open func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error)
 
-	Secrets     secret.Options         // where secrets are read; zero: from the environment, by own documents only, and from no file
-	Who         string                 // USER@HOST, for locks and runs
-	Version     string                 // of converge, for locks
-	PID         int                    // for locks
-	Parallelism int                    // steps at the same time; 10 when zero
-	MaxDestroy  string                 // no plan destroys more than this, whatever its own limit: "3", "10%"; empty: its own limit
-	LockTTL     time.Duration          // how long the lock outlives an unresponsive holder; state.DefaultTTL when zero
-	LockWait    time.Duration          // how long to wait for the lock
-	Retry       apply.Retry            // zero: as package apply says
-	Looks       bool                   // planning writes nothing to the store; what it plans cannot be applied by this engine
-	Emit        event.Sink             // optional
-	Logger      *slog.Logger           // optional
-	Now         func() time.Time       // optional; time.Now
-	NewID       func(time.Time) string // optional; names runs and plans: state.NewRunID
+	Secrets     secret.Options                // where secrets are read; zero: from the environment, by own documents only, and from no file
+	Who         string                        // USER@HOST, for locks and runs
+	Version     string                        // of converge, for locks
+	PID         int                           // for locks
+	Parallelism int                           // steps at the same time; 10 when zero
+	MaxDestroy  string                        // no plan destroys more than this, whatever its own limit: "3", "10%"; empty: its own limit
+	LockTTL     time.Duration                 // how long the lock outlives an unresponsive holder; state.DefaultTTL when zero
+	LockWait    time.Duration                 // how long to wait for the lock
+	Retry       apply.Retry                   // zero: as package apply says
+	Shown       func(survey.Item) survey.Item // what may be shown of an item of the inventory, which is recorded; nil: that is not
+	Looks       bool                          // planning writes nothing to the store; what it plans cannot be applied by this engine
+	Emit        event.Sink                    // optional
+	Logger      *slog.Logger                  // optional
+	Now         func() time.Time              // optional; time.Now
+	NewID       func(time.Time) string        // optional; names runs and plans: state.NewRunID
 }
 
 // An Engine works on one site.

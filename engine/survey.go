@@ -81,7 +81,7 @@ func (e *Engine) Inventory(ctx context.Context, site schema.Site, needs []provid
 		if err != nil {
 			return nil, err
 		}
-		inv, next, oldest, changed := s.Inventory(e.o.Kinds, was, e.o.Now().UTC())
+		inv, next, oldest, changed := s.Inventory(e.o.Kinds, was, e.o.Now().UTC(), e.o.Shown)
 		if changed {
 			was, err = e.o.Store.PutInventory(ctx, was, next, oldest, inv.At)
 			if errors.Is(err, state.ErrGuard) {

@@ -6,7 +6,7 @@
 // approved it as the document wants. The agent uses the same engine, lock and journal as the commands do, so both exclude each other run
 // by run, and what it has begun can be resumed by either.
 //
-// [Nodes] are the nodes whose agents are connected, as providers.
+// [Nodes] are the nodes whose agents are connected, as providers. An [Inventory] records what the site has.
 package site
 
 import (

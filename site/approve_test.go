@@ -219,6 +219,30 @@ func TestUnapprove(t *testing.T) {
 	})
 }
 
+// Once a run has begun to apply the plan nothing is taken back or added: whoever does is told that it is too late.
+func TestUnapproveTooLate(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bed) {
+		b.policy.Approvals.Count = 2
+		b.put(map[string]string{"n1/near.bridge/br": `{}`})
+		k := b.start(site.Approve)
+		b.approve("ada@lab")
+		w := b.waits("1 of 2: ada@lab")
+		k.ends()
+		if _, err := b.KV.Commit(t.Context(), nil, []state.Op{b.Store.SpentOp(w.Plan, "r7")}); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Store.Unapprove(t.Context(), w, "ada@lab", time.Now()); !errors.Is(err, state.ErrGuard) {
+			t.Errorf("taken back: %v", err)
+		}
+		if err := b.Store.Approve(t.Context(), w, "grace@lab", time.Now()); !errors.Is(err, state.ErrGuard) {
+			t.Errorf("approved: %v", err)
+		}
+		if all, err := b.Store.Approvals(t.Context()); err != nil || len(all) != 1 {
+			t.Errorf("%v, %+v", err, all)
+		}
+	})
+}
+
 // While nothing changes the plan that waits stays as it is, whatever agent looks. What was approved meanwhile is done by the next one.
 func TestWaitingStays(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bed) {

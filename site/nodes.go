@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/internal/reverse"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/remote"
@@ -140,6 +141,9 @@ const (
 // beat is how often a node gets a head: often enough that one that misses a few is not stale.
 const beat = 20 * time.Second
 
+// unwell is how soon a node is asked again where something is unavailable, which may have been about to begin.
+var unwell = retry.Policy{First: time.Second, Cap: beat}
+
 // mute is how long after it answered last a node that is connected counts as hung.
 const mute = 3 * beat
 
@@ -193,7 +197,15 @@ func (n *Nodes) Attend(c *reverse.Conn) {
 		c.Close()
 		return
 	}
-	tick := time.NewTicker(beat)
+	next := unwell.Pauses()
+	rest := func() time.Duration {
+		if len(standing.Unwell) > 0 {
+			return next()
+		}
+		next = unwell.Pauses()
+		return beat
+	}
+	tick := time.NewTimer(rest())
 	defer tick.Stop()
 	void := time.NewTimer(time.Until(c.State().PeerCertificates[0].NotAfter))
 	defer void.Stop()
@@ -209,12 +221,13 @@ func (n *Nodes) Attend(c *reverse.Conn) {
 		case <-tick.C:
 		}
 		leads, changes = n.leading()
-		standing, err := n.beat(nd, c, leads)
-		if err != nil {
+		if s, err := n.beat(nd, c, leads); err != nil {
 			log.Warn("a heartbeat failed", "error", err)
-			continue
+		} else {
+			standing = s
+			nd.heard(c, s)
 		}
-		nd.heard(c, standing)
+		tick.Reset(rest())
 	}
 }
 

@@ -1,9 +1,12 @@
 package site_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,6 +54,40 @@ func TestStandings(t *testing.T) {
 		if got := ask(); !strings.HasPrefix(got, "n1 false away (it is not connected)") {
 			t.Error(got)
 		}
+	})
+}
+
+// What was not there yet when a node connected does not keep it degraded for as long as a heartbeat takes to come.
+func TestStandingIsAskedAgain(t *testing.T) {
+	yarded(t, trust.Options{}, func(t *testing.T, y *yard) {
+		var ill atomic.Bool
+		ill.Store(true)
+		y.health = func(context.Context) error {
+			if ill.Load() {
+				return errors.New("the switch is off")
+			}
+			return nil
+		}
+		y.attend("n1")
+		health := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			s := y.node("n1")
+			if word, why := s.Health(); word != want {
+				t.Errorf("it is %s (%s), want %s", word, why, want)
+			}
+		}
+		time.Sleep(2500 * time.Millisecond)
+		health(site.NodeDegraded)
+		ill.Store(false)
+		time.Sleep(5 * time.Second)
+		health(site.NodeOK)
+		ill.Store(true)
+		time.Sleep(40 * time.Second)
+		health(site.NodeDegraded)
+		ill.Store(false)
+		time.Sleep(40 * time.Second)
+		health(site.NodeOK)
 	})
 }
 

@@ -42,6 +42,7 @@ type yard struct {
 	epoch     func(context.Context) (int64, error)
 	changed   chan struct{}                                                       // has an element when a node has come or gone
 	guard     func(schema.Site, *providers.Provider) (*providers.Provider, error) // optional; of agents that are started
+	health    func(context.Context) error                                         // optional; of the providers of agents that are started
 	look      func()                                                              // optional: called then, too
 
 	mu     sync.Mutex
@@ -195,7 +196,9 @@ func (y *yard) attend(node string, names ...string) (end func()) {
 						set.Fail(n.Scope, n.Provider, errors.New(why))
 						continue
 					}
-					one, oerr := providers.NewSet(world.Provider(n.Provider, n.Scope))
+					p := world.Provider(n.Provider, n.Scope)
+					p.Health = y.health
+					one, oerr := providers.NewSet(p)
 					err = errors.Join(err, oerr, set.Join(one))
 				}
 				return set, err

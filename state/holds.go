@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"converge.dev/converge/schema"
 )
@@ -196,8 +198,60 @@ func (x *Stops) Guard(gs []Guard, ref schema.Ref, run string) []Guard {
 	return gs
 }
 
+// CheckScope refuses what cannot be held by hand: a scope is site, the name of a node, or a ref.
+func CheckScope(scope string) error {
+	const most = 512
+	switch odd := strings.ContainsFunc(scope, func(r rune) bool { return !unicode.IsGraphic(r) || unicode.IsSpace(r) }); {
+	case scope == "" || len(scope) > most || odd || !utf8.ValidString(scope):
+		return fmt.Errorf("%w: a scope has 1 to %d bytes, without spaces or control characters", ErrInvalid, most)
+	case strings.Contains(scope, "/"):
+		ref, err := schema.ParseRef(scope)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
+		scope = ref.Scope
+	}
+	if strings.ContainsAny(scope, ":/") { // as those of revisions and of runs have
+		return fmt.Errorf("%w: %q names neither the site nor a node", ErrInvalid, scope)
+	}
+	return nil
+}
+
+// SetHold sets a hold by hand, in place of the one that its scope has, unless somebody has set or released one since the stops were read:
+// then it fails with ErrGuard. It is entered in the audit log.
+func (x *Stops) SetHold(ctx context.Context, scope, by, reason string) error {
+	if err := CheckScope(scope); err != nil {
+		return fmt.Errorf("hold: %w", err)
+	}
+	now := time.Now().UTC()
+	h := Hold{Scope: scope, Reason: reason, By: by, At: now}
+	return x.forced(ctx, x.store.holdKey(h), Audit{At: now, By: by, Action: "hold", Scope: scope, Reason: reason}, x.store.HoldOp(h))
+}
+
+// SetFreeze is [Store.SetFreeze] unless the freeze is no longer as it was read: then it fails with ErrGuard.
+func (x *Stops) SetFreeze(ctx context.Context, on bool, by, reason string) error {
+	now := time.Now().UTC()
+	entry, op := Audit{At: now, By: by, Action: "thaw", Reason: reason}, x.store.ThawOp()
+	if on {
+		entry.Action, op = "freeze", x.store.FreezeOp(Hold{Reason: reason, By: by, At: now})
+	}
+	return x.forced(ctx, x.store.key("freeze"), entry, op)
+}
+
+// forced writes what a person forced while a key is as it was read.
+func (x *Stops) forced(ctx context.Context, key string, entry Audit, op Op) error {
+	s := x.store
+	if _, err := s.kv.Commit(ctx, []Guard{{Key: key, Revision: x.revisions[key]}}, []Op{op, s.put(s.key("audit", NewRunID(entry.At)), entry)}); err != nil {
+		return fmt.Errorf("%s: %w", strings.TrimSpace(entry.Action+" "+entry.Scope), err)
+	}
+	return nil
+}
+
 // Hold sets a hold by hand. It is entered in the audit log.
 func (s *Store) Hold(ctx context.Context, scope, by, reason string) error {
+	if err := CheckScope(scope); err != nil {
+		return fmt.Errorf("hold: %w", err)
+	}
 	now := time.Now().UTC()
 	h := Hold{Scope: scope, Reason: reason, By: by, At: now}
 	return s.forced(ctx, Audit{At: now, By: by, Action: "hold", Scope: scope, Reason: reason}, s.HoldOp(h))
@@ -212,13 +266,8 @@ func (s *Store) Release(ctx context.Context, scope, by, reason string) error {
 // ReleaseHeld releases one hold by hand, and no other of its scope. It is entered in the audit log. It fails with ErrGuard when the hold is
 // not as it was read.
 func (x *Stops) ReleaseHeld(ctx context.Context, h Hold, by, reason string) error {
-	s, now := x.store, time.Now().UTC()
-	key := s.holdKey(h)
-	entry := Audit{At: now, By: by, Action: "release", Scope: h.Scope, Reason: reason}
-	if _, err := s.kv.Commit(ctx, []Guard{{Key: key, Revision: x.revisions[key]}}, []Op{s.ReleaseOp(h), s.put(s.key("audit", NewRunID(now)), entry)}); err != nil {
-		return fmt.Errorf("release %s: %w", h.Scope, err)
-	}
-	return nil
+	now := time.Now().UTC()
+	return x.forced(ctx, x.store.holdKey(h), Audit{At: now, By: by, Action: "release", Scope: h.Scope, Reason: reason}, x.store.ReleaseOp(h))
 }
 
 // SetFreeze stops every effect on the site, or ends that. It is entered in the audit log.

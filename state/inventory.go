@@ -38,6 +38,8 @@ type InventoryItem struct {
 	Digest   string     `json:"digest,omitempty"` // of everything that is reported about it
 	Revision int64      `json:"revision"`         // at which it last changed; 0: it has to be recorded as changed
 	Deleted  *time.Time `json:"deleted,omitempty"`
+	// Shown is what may be shown of it, as a JSON object; absent when it is gone, and in what an older version has recorded.
+	Shown json.RawMessage `json:"shown,omitempty"`
 }
 
 type inventoryHead struct {

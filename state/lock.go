@@ -477,8 +477,9 @@ func (s *Store) Restored(ctx context.Context, by, reason string) (epochNow int64
 	return entry.Epoch, nil
 }
 
-// Audits reads the log of forced actions, oldest first.
+// Audits reads the log of forced actions, oldest first: in the order in which they were stored, whatever the clocks of their processes
+// said.
 func (s *Store) Audits(ctx context.Context) ([]Audit, error) {
-	as, _, err := list[Audit](ctx, s, s.key("audit")+"/")
-	return as, err
+	as, items, err := list[Audit](ctx, s, s.key("audit")+"/")
+	return asStored(as, items), err
 }

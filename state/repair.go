@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,12 +135,13 @@ func (s *Store) Damaged(ctx context.Context) ([]Damage, error) {
 	return all, nil
 }
 
-// WholeRuns reads the runs that can be read, newest first.
+// WholeRuns reads the runs that can be read, newest first, as [Store.Runs] does.
 func (s *Store) WholeRuns(ctx context.Context) ([]Run, error) {
 	items, err := s.kv.List(ctx, s.key("run")+"/")
 	if err != nil {
 		return nil, fmt.Errorf("list the runs: %w", err)
 	}
+	slices.SortStableFunc(items, func(a, b Item) int { return cmp.Compare(a.Created, b.Created) })
 	var runs []Run
 	for _, it := range slices.Backward(items) {
 		var r Run

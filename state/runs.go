@@ -33,21 +33,24 @@ func (s *Store) Run(ctx context.Context, id string) (Run, error) {
 // Runs reads all runs, newest first: in the order in which they were stored, whatever the clocks of their processes said.
 func (s *Store) Runs(ctx context.Context) ([]Run, error) {
 	rs, items, err := list[Run](ctx, s, s.key("run")+"/")
-	if err != nil {
-		return nil, err
-	}
-	at := make([]int, len(rs))
+	rs = asStored(rs, items)
+	slices.Reverse(rs)
+	return rs, err
+}
+
+// asStored returns values, as they were listed with their items, in the order in which they were created; those of one transaction in the
+// order of their keys.
+func asStored[T any](vs []T, items []Item) []T {
+	at := make([]int, len(vs))
 	for i := range at {
 		at[i] = i
 	}
-	slices.SortFunc(at, func(a, b int) int {
-		return cmp.Or(cmp.Compare(items[b].Created, items[a].Created), strings.Compare(rs[b].ID, rs[a].ID))
-	})
-	sorted := make([]Run, len(rs))
+	slices.SortStableFunc(at, func(a, b int) int { return cmp.Compare(items[a].Created, items[b].Created) })
+	sorted := make([]T, len(vs))
 	for i, j := range at {
-		sorted[i] = rs[j]
+		sorted[i] = vs[j]
 	}
-	return sorted, nil
+	return sorted
 }
 
 // DropRunOps remove a run and its journal. Its plan goes with [Store.DropBlobs].

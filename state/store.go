@@ -28,8 +28,8 @@ func New(kv KV, site string) *Store {
 	return &Store{kv: kv, prefix: "/converge/" + site + "/"}
 }
 
-// Sites lists the names of the sites in a backend: those with a document, one in the inbox, a record, a run or a
-// hold. What else may lie there, such as the key of a site that was only planned once, makes no site.
+// Sites lists the names of the sites in a backend: those with a document, one in the inbox, a record, a run, a hold, a node that
+// may enrol, or a site agent. What else may lie there, such as the key of a site that was only planned once, makes no site.
 func Sites(ctx context.Context, kv KV) ([]string, error) {
 	names, err := kv.Below(ctx, "/converge/")
 	if err != nil {
@@ -48,7 +48,7 @@ func Sites(ctx context.Context, kv KV) ([]string, error) {
 	return sites, nil
 }
 
-var ofSite = []string{"document", "inbox", "resource", "run", "hold", "freeze"}
+var ofSite = []string{"document", "inbox", "resource", "run", "hold", "freeze", "node", "keeper", "status"}
 
 // begun reports whether the site is one. Nearly always one read decides it.
 func (s *Store) begun(ctx context.Context) (bool, error) {

@@ -113,14 +113,14 @@ func (s *Store) WaitingGuards(w Waiting, counted []Approval) []Guard {
 }
 
 // Approve writes that somebody approves w, and enters it in the audit log. It replaces an earlier approval by the same person, at whatever
-// host. It fails with ErrGuard when w no longer waits as it was read.
+// host. It fails with ErrGuard when w no longer waits as it was read, or a run has begun to apply it.
 func (s *Store) Approve(ctx context.Context, w Waiting, by string, at time.Time) error {
 	a := Approval{Plan: w.Approval, By: by, At: at.UTC()}
 	return s.decided(ctx, w, Audit{Action: "approve", Reason: fmt.Sprintf("serial %d, steps: %d", w.Site.Serial, w.Steps)}, a, s.put(s.approvalKey(a), a))
 }
 
 // Unapprove takes back what somebody has approved, and enters that in the audit log. It fails with ErrGuard when w no longer waits as it
-// was read.
+// was read, or a run has begun to apply it: then it would be too late.
 func (s *Store) Unapprove(ctx context.Context, w Waiting, by string, at time.Time) error {
 	a := Approval{Plan: w.Approval, By: by, At: at.UTC()}
 	return s.decided(ctx, w, Audit{Action: "unapprove"}, a, Op{Key: s.approvalKey(a), Delete: true})
@@ -128,7 +128,7 @@ func (s *Store) Unapprove(ctx context.Context, w Waiting, by string, at time.Tim
 
 func (s *Store) decided(ctx context.Context, w Waiting, entry Audit, a Approval, op Op) error {
 	entry.At, entry.By, entry.Scope = a.At, a.By, a.Plan
-	_, err := s.kv.Commit(ctx, []Guard{{Key: s.waitingKey(), Revision: w.revision}}, []Op{op, s.put(s.key("audit", NewRunID(a.At)), entry)})
+	_, err := s.kv.Commit(ctx, []Guard{{Key: s.waitingKey(), Revision: w.revision}, s.UnspentGuard(w.Plan)}, []Op{op, s.put(s.key("audit", NewRunID(a.At)), entry)})
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", entry.Action, a.Plan, err)
 	}

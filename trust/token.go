@@ -139,7 +139,7 @@ func (a *Authority) CreateToken(ctx context.Context, store *state.Store, node st
 		if o.Labels != nil {
 			n.Labels = maps.Clone(o.Labels)
 		}
-		return []state.Audit{{At: now, By: o.By, Action: "token", Scope: node, Reason: "enrolment token, valid until " + stamp(now.Add(ttl))}}, nil
+		return []state.Audit{{At: a.now().UTC(), By: o.By, Action: "token", Scope: node, Reason: "enrolment token, valid until " + stamp(now.Add(ttl))}}, nil
 	})
 	if err != nil {
 		return "", fmt.Errorf("create a token for node %s: %w", node, err)

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -25,6 +26,7 @@ import (
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/signed"
+	"converge.dev/converge/site"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
 )
@@ -32,6 +34,9 @@ import (
 var update = flag.Bool("update", false, "rewrite what the scripts compare")
 
 func TestMain(m *testing.M) {
+	if runtime.GOMAXPROCS(0) < 4 { // scripts mostly wait: for leases, locks and other processes
+		_ = flag.Set("test.parallel", "4")
+	}
 	testscript.Main(m, map[string]func(){"converge": main, "crash": crash})
 }
 
@@ -63,7 +68,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"status": status, "approved": approved, "await": await, "dump": dump, "jsonlines": jsonLines, "jsonvalue": jsonValue, "inbox": inbox,
-			"answer": answer, "changed": changed, "damage": damage, "hold": hold, "signal": kill, "etcd": serveEtcd, "full": fill,
+			"answer": answer, "changed": changed, "damage": damage, "hold": hold, "kept": kept, "signal": kill, "etcd": serveEtcd, "full": fill,
 		},
 	})
 }
@@ -242,6 +247,34 @@ func hold(ts *testscript.TestScript, neg bool, args []string) {
 	defer func() { ts.Check(kv.Close()) }()
 	_, err := s.Commit(context.Background(), nil, []state.Op{s.HoldOp(state.Hold{Scope: args[1], Reason: args[2], By: "operator", At: time.Now().UTC()})})
 	ts.Check(err)
+}
+
+// kept SITE [MODE]: makes the etcd at the URL in the variable ETCD say that a site agent keeps the site, and which mode it has published;
+// without one, it has published none yet.
+func kept(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 1 || len(args) > 2 {
+		ts.Fatalf("usage: kept SITE [MODE]")
+	}
+	ctx := context.Background()
+	kv, err := etcd.Open(ctx, etcd.Options{Endpoints: []string{ts.Getenv("ETCD")}})
+	ts.Check(err)
+	s := state.New(kv, args[0])
+	if k, err := s.Kept(ctx); err != nil || k != nil {
+		ts.Check(err)
+		defer func() { ts.Check(kv.Close()) }()
+	} else {
+		keeper, err := s.Keep(ctx, state.KeeperInfo{Who: "root@site", PID: 155}, 0, nil)
+		ts.Check(err)
+		ts.Defer(func() {
+			ts.Check(keeper.Close())
+			ts.Check(kv.Close())
+		})
+	}
+	if len(args) > 1 {
+		body, err := json.Marshal(site.Status{Mode: site.Mode(args[1]), Phase: site.InSync})
+		ts.Check(err)
+		ts.Check(s.Publish(ctx, "status", body))
+	}
 }
 
 // damage SITE KEY: spoils a value of the store, or with a KEY that ends in / the last one below it, like a disk.

@@ -31,7 +31,7 @@ func Example() {
 	for _, f := range finds {
 		fmt.Println(f.Ref, f.Spec, "adopt:", f.Lifecycle.Adopt)
 	}
-	inv, _, _, _ := seen.Inventory(kinds, state.Inventory{}, time.Now())
+	inv, _, _, _ := seen.Inventory(kinds, state.Inventory{}, time.Now(), nil)
 	for _, i := range inv.Items {
 		fmt.Println(i.Scope, i.Kind, i.Name, i.Health)
 	}

@@ -73,8 +73,9 @@ func Remembers(was state.Inventory, since int64) error {
 }
 
 // Inventory compares what was observed with what was observed before. It returns the inventory, whose revisions [Inventory.Number]
-// fills in; what the store should hold of it, in the same order; and up to which revision deletions are no longer reported.
-func (s *Survey) Inventory(ks schema.Kinds, was state.Inventory, now time.Time) (inv *Inventory, next []state.InventoryPlace, oldest int64, changed bool) {
+// fills in; what the store should hold of it, in the same order; and up to which revision deletions are no longer reported. The store
+// holds what shown returns of an item; of none when it is nil.
+func (s *Survey) Inventory(ks schema.Kinds, was state.Inventory, now time.Time, shown func(Item) Item) (inv *Inventory, next []state.InventoryPlace, oldest int64, changed bool) {
 	inv = &Inventory{Site: s.Site, At: now, Unknown: s.Unknown()}
 	inv.Complete = len(inv.Unknown) == 0
 	seen := s.items(ks)
@@ -89,7 +90,7 @@ func (s *Survey) Inventory(ks schema.Kinds, was state.Inventory, now time.Time) 
 	slices.SortFunc(places, schema.Place.Compare)
 	for _, at := range places {
 		_, looked := s.Observed.Things[at]
-		items, entries, dropped := merge(seen[at], before[at], looked, now)
+		items, entries, dropped := merge(seen[at], before[at], looked, now, shown)
 		for i := range items {
 			items[i].Scope, items[i].Kind = at.Scope, at.Kind
 			changed = changed || entries[i].Revision == 0
@@ -103,7 +104,7 @@ func (s *Survey) Inventory(ks schema.Kinds, was state.Inventory, now time.Time) 
 
 // merge compares what was observed of a place, sorted, with what was there before, and returns the greatest revision of the
 // deletions that are no longer reported.
-func merge(seen []Item, before []state.InventoryItem, looked bool, now time.Time) (items []Item, entries []state.InventoryItem, dropped int64) {
+func merge(seen []Item, before []state.InventoryItem, looked bool, now time.Time, shown func(Item) Item) (items []Item, entries []state.InventoryItem, dropped int64) {
 	for len(seen) > 0 || len(before) > 0 {
 		var item Item
 		var entry state.InventoryItem
@@ -111,8 +112,11 @@ func merge(seen []Item, before []state.InventoryItem, looked bool, now time.Time
 		if len(seen) > 0 && (!had || before[0].ID == seen[0].ID) {
 			item, seen = seen[0], seen[1:]
 			entry = state.InventoryItem{ID: item.ID, Digest: digestOf(&item)}
-			if had && before[0].Deleted == nil && before[0].Digest == entry.Digest {
-				entry.Revision = before[0].Revision
+			switch unchanged := had && before[0].Deleted == nil && before[0].Digest == entry.Digest; {
+			case unchanged && (shown == nil || before[0].Shown != nil): // an older version did not record what may be shown
+				entry.Revision, entry.Shown = before[0].Revision, before[0].Shown
+			case shown != nil:
+				entry.Shown = encode(shown(item))
 			}
 		} else {
 			entry = before[0]
@@ -170,12 +174,55 @@ func healthOf(t *providers.Thing) Health {
 }
 
 func digestOf(i *Item) string {
-	b, err := json.Marshal(i)
+	sum := sha256.Sum256(encode(*i))
+	return hex.EncodeToString(sum[:])
+}
+
+func encode(i Item) []byte {
+	b, err := json.Marshal(&i)
 	if err != nil { // it consists of JSON values only
 		panic(fmt.Sprintf("survey: encode an inventory item: %v", err))
 	}
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
+	return b
+}
+
+// A Cursor is a thing of an inventory, after which a page begins; the zero Cursor is before all.
+type Cursor struct {
+	schema.Place
+	ID string
+}
+
+// Recorded returns a page of what the store holds of an inventory: at most limit items after a cursor, and of these what changed after a
+// revision. More reports whether there are others behind them. It does not know which kinds could be observed last: Complete is not set.
+// It fails like [Remembers].
+func Recorded(site schema.Site, stored state.Inventory, since int64, after Cursor, limit int) (inv *Inventory, more bool, err error) {
+	if err := Remembers(stored, since); err != nil {
+		return nil, false, err
+	}
+	inv = &Inventory{Site: site, Revision: stored.Revision, Since: since, At: stored.At, Items: []Item{}}
+	for _, p := range stored.Places {
+		behind := p.Place.Compare(after.Place)
+		if behind < 0 {
+			continue
+		}
+		for _, entry := range p.Items {
+			if entry.Revision <= since || behind == 0 && entry.ID <= after.ID {
+				continue
+			}
+			if len(inv.Items) == limit {
+				return inv, true, nil
+			}
+			var i Item
+			if entry.Shown != nil {
+				if err := json.Unmarshal(entry.Shown, &i); err != nil {
+					return nil, false, fmt.Errorf("the recorded %s %s of %s cannot be read: %w", p.Kind, entry.ID, p.Scope, err)
+				}
+			}
+			i.Scope, i.Kind, i.ID, i.Revision, i.Deleted = p.Scope, p.Kind, entry.ID, entry.Revision, entry.Deleted
+			inv.Items = append(inv.Items, i)
+		}
+	}
+	return inv, false, nil
 }
 
 // Number gives every item the revision at which the store has recorded it, and keeps those that changed after a revision.

@@ -8,13 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"converge.dev/converge/internal/netns"
 )
 
 // Required names the variable that makes a missing or failing Open vSwitch an error instead of a reason to skip.
@@ -177,28 +176,11 @@ func (s *Switch) Socket(t testing.TB, address string) *net.UDPConn {
 	return conn.(*net.UDPConn)
 }
 
-// listen opens the socket on a thread that is in the namespace meanwhile. The thread must come back: one that ended
-// would take the processes with it that it had started to die with their parent (Pdeathsig is the end of a thread).
-func (s *Switch) listen(address string) (net.PacketConn, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	here, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return nil, err
-	}
-	defer here.Close()
-	there, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.pid))
-	if err != nil {
-		return nil, err
-	}
-	defer there.Close()
-	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
-			panic(err) // whatever this thread did from now on, it would do in the wrong namespace
-		}
-	}()
-	return net.ListenPacket("udp", address)
+// listen opens the socket in the namespace of the switch.
+func (s *Switch) listen(address string) (conn net.PacketConn, err error) {
+	err = netns.Within(fmt.Sprintf("/proc/%d/ns/net", s.pid), func() error {
+		conn, err = net.ListenPacket("udp", address)
+		return err
+	})
+	return conn, err
 }

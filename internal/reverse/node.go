@@ -3,9 +3,11 @@ package reverse
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -25,7 +27,7 @@ const record = 2 << 10
 type Dialer = func(context.Context) (net.Conn, error)
 
 // A Maker makes the server for one connection: with [grpc.NewServer], the given options, which it needs, and others after them. It
-// is called when the connection has been made.
+// is called when the site has accepted the connection.
 type Maker = func(...grpc.ServerOption) *grpc.Server
 
 // serverOptions are those of the server at the node.
@@ -49,8 +51,8 @@ func serverOptions() []grpc.ServerOption {
 // return, so a node that carries out something for long can connect again in the meantime.
 //
 // config is that of a client: the certificate of the node, the authorities of the site, and the name by which the site is known
-// (ServerName). Versions and protocols are set in a copy. With TLS 1.3 the site judges the certificate after the handshake, so its
-// refusal is how the connection ends.
+// (ServerName). Versions and protocols are set in a copy. With TLS 1.3 the site judges the certificate after the handshake of the node, so
+// the server is made once the site has begun HTTP/2. That it does not accept the certificate is an error that wraps [ErrRefused].
 //
 // To finish the calls in flight before the connection ends, call GracefulStop of the server.
 func Attend(ctx context.Context, dial Dialer, config *tls.Config, server Maker) error {
@@ -63,14 +65,43 @@ func Attend(ctx context.Context, dial Dialer, config *tls.Config, server Maker) 
 	}
 	defer l.Close()
 	defer context.AfterFunc(l.ctx, func() { l.Close() })() // also while the server stops gracefully
-	s := server(serverOptions()...)
-	defer s.Stop()
-	_ = s.Serve(newSingle(l)) // why the connection ended says more
+	if l.await(prefaceLimit) == nil {
+		s := server(serverOptions()...)
+		defer s.Stop()
+		_ = s.Serve(newSingle(l)) // why the connection ended says more
+	}
 	l.Close()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return fmt.Errorf("the connection to the site at %s ended: %w", l.RemoteAddr(), context.Cause(l.ctx))
+	why := context.Cause(l.ctx)
+	if refused(why) {
+		why = fmt.Errorf("%w: %w", ErrRefused, why)
+	}
+	return fmt.Errorf("the connection to the site at %s ended: %w", l.RemoteAddr(), why)
+}
+
+// ErrRefused reports that the site does not accept the certificate of the node.
+var ErrRefused = errors.New("the site refuses the certificate of this node")
+
+// refusals are the alerts with which TLS refuses the certificate of the other side.
+var refusals = []tls.AlertError{
+	42,  // bad_certificate: all that the site itself finds wrong, such as that it has banned the node
+	43,  // unsupported_certificate
+	44,  // certificate_revoked
+	45,  // certificate_expired
+	46,  // certificate_unknown
+	48,  // unknown_ca
+	49,  // access_denied
+	116, // certificate_required
+}
+
+// refused reports whether a connection ended because the other side does not accept the certificate of this one. The type of an alert is not
+// exported by crypto/tls; its text is that of an AlertError.
+func refused(err error) bool {
+	var alert *net.OpError
+	return errors.As(err, &alert) && alert.Op == "remote error" &&
+		slices.ContainsFunc(refusals, func(a tls.AlertError) bool { return a.Error() == alert.Err.Error() })
 }
 
 func dialSite(ctx context.Context, dial Dialer, config *tls.Config) (*link, error) {
@@ -94,7 +125,7 @@ func dialSite(ctx context.Context, dial Dialer, config *tls.Config) (*link, erro
 	return newLink(ctx, c), nil
 }
 
-// A Turn is a connection that [Keep] has made, or one that it has lost or could not make.
+// A Turn is a connection that [Keep] has made and the site has accepted, or one that it has lost or could not make.
 type Turn struct {
 	Connected bool
 	Err       error         // why not
@@ -104,7 +135,8 @@ type Turn struct {
 // Keep attends the site until ctx ends, and returns its cause. After each failure it pauses, from 1 s up to 10 s, spread by the
 // name of the node so that the nodes of a site do not come back all at once, and no longer, because a node whose guard has undone what cut
 // it off is to be there within 15 s; the pauses begin anew after a connection that lasted
-// more than 5 s. See [Attend] for the arguments. Those who are told get to know of each turn, in order; they must not wait.
+// more than 5 s. See [Attend] for the arguments. Those who are told get to know of each turn, in order; they must not wait. A refusal of
+// the certificate, which lasts until somebody acts, is logged once.
 func Keep(ctx context.Context, node string, dial Dialer, config *tls.Config, server Maker, log *slog.Logger, told ...func(Turn)) error {
 	tell := func(t Turn) {
 		for _, told := range told {
@@ -113,6 +145,7 @@ func Keep(ctx context.Context, node string, dial Dialer, config *tls.Config, ser
 	}
 	policy := retry.Policy{First: time.Second, Cap: 10 * time.Second, Key: node}
 	next := policy.Pauses()
+	said := false // that the certificate is refused
 	for {
 		var since time.Time
 		err := Attend(ctx, dial, config, func(o ...grpc.ServerOption) *grpc.Server {
@@ -127,8 +160,12 @@ func Keep(ctx context.Context, node string, dial Dialer, config *tls.Config, ser
 		if !since.IsZero() && time.Since(since) > settled {
 			next = policy.Pauses()
 		}
-		pause := next()
-		log.Warn("not connected to the site", "error", err, "pause", pause)
+		pause, level, refused := next(), slog.LevelWarn, errors.Is(err, ErrRefused)
+		if refused && said {
+			level = slog.LevelDebug
+		}
+		said = refused
+		log.Log(ctx, level, "not connected to the site", "error", err, "pause", pause)
 		tell(Turn{Err: err, Pause: pause})
 		if retry.Sleep(ctx, pause) != nil {
 			return context.Cause(ctx)

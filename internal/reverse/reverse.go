@@ -67,6 +67,8 @@ type link struct {
 	*tls.Conn
 	ctx context.Context // ends with the connection; its cause says why
 	end context.CancelCauseFunc
+
+	begun []byte // what await has read
 }
 
 // newLink returns a link that is also gone when ctx ends.
@@ -76,8 +78,25 @@ func newLink(ctx context.Context, c *tls.Conn) *link {
 	return l
 }
 
+// await waits until the other side says something, which is not lost. What fails ends the link.
+func (l *link) await(limit time.Duration) error {
+	_ = l.SetReadDeadline(time.Now().Add(limit)) // that it is closed is what Read says
+	first := make([]byte, 1)
+	n, err := l.Read(first)
+	l.begun = first[:n]
+	if err == nil {
+		err = l.SetReadDeadline(time.Time{})
+	}
+	return err
+}
+
 // Read implements [net.Conn]. Its first error ends the link; one of Write does not, because what came before may still be read.
 func (l *link) Read(b []byte) (int, error) {
+	if len(l.begun) > 0 {
+		n := copy(b, l.begun)
+		l.begun = l.begun[n:]
+		return n, nil
+	}
 	n, err := l.Conn.Read(b)
 	if err != nil {
 		l.end(err)

@@ -7,11 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -464,4 +469,110 @@ func TestClose(t *testing.T) {
 		<-ended
 	}
 	goroutines(t, before)
+}
+
+// TestCertificateRefused: a node whose certificate the site does not accept is told so by an error of its own, however the site has come to that, and
+// was not connected meanwhile.
+func TestCertificateRefused(t *testing.T) {
+	a, other := newAuthority(), newAuthority()
+	site := a.site()
+	site.VerifyConnection = func(s tls.ConnectionState) error {
+		if s.PeerCertificates[0].Subject.CommonName == "banned" {
+			return errors.New("it is banned")
+		}
+		return nil
+	}
+	listener := reverse.Listen(listen(t), reverse.Options{TLS: site, Node: func(c *reverse.Conn) { c.Close() }})
+	defer listener.Close()
+	dial := func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", listener.Addr().String())
+	}
+	old := certificate("old")
+	old.NotAfter = old.NotBefore.AddDate(1, 0, 0)
+	for name, c := range map[string]struct {
+		cert    tls.Certificate
+		refused bool
+	}{
+		"banned":               {a.sign("banned"), true},
+		"of another authority": {other.sign("gpu-01"), true},
+		"expired":              {a.issue(old), true},
+		"accepted, and closed": {a.sign("gpu-01"), false},
+	} {
+		config := a.client("gpu-01")
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &c.cert, nil }
+		made := false
+		err := reverse.Attend(t.Context(), dial, config, func(o ...grpc.ServerOption) *grpc.Server {
+			made = true
+			return newCalls().maker(o...)
+		})
+		if errors.Is(err, reverse.ErrRefused) != c.refused || made == c.refused {
+			t.Errorf("%s: connected %t, then %v", name, made, err)
+		}
+	}
+}
+
+// TestCertificateRefusedOnce: the log says once that the certificate is refused, and again after something else.
+func TestCertificateRefusedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		a := newAuthority()
+		site, banned, away := a.site(), new(atomic.Bool), new(atomic.Bool)
+		banned.Store(true)
+		site.VerifyConnection = func(tls.ConnectionState) error {
+			if banned.Load() {
+				return errors.New("it is banned")
+			}
+			return nil
+		}
+		nodes := make(chan *reverse.Conn, 1)
+		listener := reverse.Listen(m, reverse.Options{TLS: site, Node: func(c *reverse.Conn) { nodes <- c }})
+		defer listener.Close()
+		dial := func(ctx context.Context) (net.Conn, error) {
+			if away.Load() {
+				return nil, errors.New("no route")
+			}
+			return m.dial(ctx)
+		}
+		var text bytes.Buffer
+		said := func(want ...string) {
+			t.Helper()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			var got []string
+			for line := range strings.Lines(text.String()) {
+				msg, _, _ := strings.Cut(line, " error=")
+				if msg = strings.TrimSpace(msg); len(got) == 0 || got[len(got)-1] != msg || strings.Contains(line, reverse.ErrRefused.Error()) {
+					got = append(got, msg)
+				}
+			}
+			text.Reset()
+			if !slices.Equal(got, want) {
+				t.Errorf("it says %q, want %q", got, want)
+			}
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		log := slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
+				return slog.Attr{}
+			}
+			return a
+		}}))
+		config := a.client("gpu-01")
+		go func() { ended <- reverse.Keep(ctx, "gpu-01", dial, config, newCalls().maker, log) }()
+		not, connected := `msg="not connected to the site"`, `msg="connected to the site"`
+		said(not)
+		said()
+		away.Store(true)
+		said(not)
+		away.Store(false)
+		said(not)
+		banned.Store(false)
+		said(connected)
+		banned.Store(true)
+		(<-nodes).Close()
+		said(not, not) // that it was closed, and that it is refused
+		stop()
+		<-ended
+	})
 }

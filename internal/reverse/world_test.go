@@ -60,12 +60,14 @@ func certificate(name string) *x509.Certificate {
 	}
 }
 
-func (a *authority) sign(name string) tls.Certificate {
+func (a *authority) sign(name string) tls.Certificate { return a.issue(certificate(name)) }
+
+func (a *authority) issue(template *x509.Certificate) tls.Certificate {
 	public, key, err := ed25519.GenerateKey(nil)
 	if err != nil {
 		panic(err)
 	}
-	der, err := x509.CreateCertificate(nil, certificate(name), a.cert, public, a.key)
+	der, err := x509.CreateCertificate(nil, template, a.cert, public, a.key)
 	if err != nil {
 		panic(err)
 	}

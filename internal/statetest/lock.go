@@ -44,6 +44,9 @@ func runs(t *testing.T, kv state.KV, site string) {
 			t.Errorf("place %d holds %+v", i, r)
 		}
 	}
+	if whole, err := s.WholeRuns(ctx); err != nil || cmp.Diff(all, whole) != "" {
+		t.Errorf("those that can be read: %+v, %v", whole, err)
+	}
 	if r, err := s.Run(ctx, ids[2]); err != nil || r.Done != 2 {
 		t.Errorf("one run: %+v, %v", r, err)
 	}
@@ -203,13 +206,50 @@ func stops(t *testing.T, kv state.KV, site string) {
 			t.Error(err)
 		}
 	}
+	// What was read and has changed since is not replaced, released or ended.
+	empty, err := s.Stops(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{s.Hold(ctx, "gpu-02", "ann", "mine"), s.SetFreeze(ctx, true, "ann", "mine")} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	theirs := held("gpu-02")
+	for what, err := range map[string]error{
+		"a hold": empty.SetHold(ctx, "gpu-02", "bob", "no"), "a release": empty.ReleaseHeld(ctx, theirs, "bob", "no"),
+		"a freeze": empty.SetFreeze(ctx, true, "bob", "no"), "a thaw": empty.SetFreeze(ctx, false, "bob", "no"),
+	} {
+		if !errors.Is(err, state.ErrGuard) {
+			t.Errorf("%s over what was not seen: %v", what, err)
+		}
+	}
+	seen, err := s.Stops(ctx)
+	if err != nil || len(seen.Holds) != 1 || seen.Holds[0].Reason != "mine" || seen.Freeze == nil || seen.Freeze.Reason != "mine" {
+		t.Errorf("it was done: %+v, %v", seen, err)
+	}
+	for _, err := range []error{seen.SetHold(ctx, "gpu-02", "bob", "his"), seen.SetFreeze(ctx, false, "bob", "out")} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	for _, scope := range []string{"", "run:gpu-02", "serial:3", "a b", "a\x1bb", "a\u202eb", "\xff", "run:site/a.b/c", "site/a.b", "/a.b/c", strings.Repeat("x", 513)} {
+		if err := s.Hold(ctx, scope, "ann", "x"); !errors.Is(err, state.ErrInvalid) {
+			t.Errorf("hold %q: %v", scope, err)
+		}
+	}
+	for _, scope := range []string{"site", "gpu-02", "site/a.b/c", "gpu-02/host.link/aa:bb"} {
+		if err := state.CheckScope(scope); err != nil {
+			t.Error(err)
+		}
+	}
 	var did []string
 	audits, err := s.Audits(ctx)
 	for _, a := range audits {
 		did = append(did, a.Action)
 	}
-	slices.Sort(did) // within a millisecond their order is undefined
-	if want := []string{"freeze", "hold", "release", "release", "thaw"}; err != nil || !slices.Equal(did, want) {
+	if want := []string{"hold", "release", "release", "freeze", "thaw", "hold", "freeze", "hold", "thaw"}; err != nil || !slices.Equal(did, want) {
 		t.Errorf("the log says %v, %v; want %v", did, err, want)
 	}
 }
@@ -410,6 +450,29 @@ func forceUnlock(t *testing.T, kv state.KV, site string) {
 	a := audits[0]
 	if a.By != "bob@host" || a.Reason != "its machine burned" || a.Action != "force-unlock" || a.Epoch != 2 || a.Lock.ID != old.Info().ID {
 		t.Errorf("the log says %+v", a)
+	}
+}
+
+// audits: entries come in the order in which they were written, also those of one second, and of clocks that were set back.
+func audits(t *testing.T, kv state.KV, site string) {
+	s := state.New(kv, site)
+	at := time.Date(2026, 11, 30, 9, 0, 0, 0, time.UTC)
+	var want []string
+	for i := range 8 {
+		want = append(want, fmt.Sprint(i))
+		entry := state.Audit{At: at, By: "ann@host", Action: "token", Scope: fmt.Sprint(i)}
+		if i >= 4 {
+			entry.At = at.Add(-time.Duration(i) * time.Hour)
+		}
+		commit(t, kv, nil, []state.Op{s.AuditOp(entry)})
+	}
+	var got []string
+	all, err := s.Audits(t.Context())
+	for _, a := range all {
+		got = append(got, a.Scope)
+	}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("the log has %v, %v; want %v", got, err, want)
 	}
 }
 

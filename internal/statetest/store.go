@@ -42,6 +42,7 @@ func Store(t *testing.T, open func(t *testing.T) state.KV) {
 		"LockWait":      lockWait,
 		"LockGuards":    lockGuards,
 		"ForceUnlock":   forceUnlock,
+		"Audits":        audits,
 		"EpochRaised":   epochRaised,
 		"Quarantine":    quarantine,
 		"Inventory":     inventory,
@@ -63,7 +64,7 @@ func sites(t *testing.T, kv state.KV, site string) {
 	}{
 		{"secret-key", false}, {"epoch", false}, {"inventory/head", false}, {"audit/20260101", false},
 		{"document/head", true}, {"document/log/1", true}, {"inbox", true}, {"resource/site/fake.thing/a", true}, {"run/20260101", true},
-		{"hold/site", true}, {"freeze", true},
+		{"hold/site", true}, {"freeze", true}, {"node/gpu-01", true}, {"keeper", true}, {"status", true},
 	} {
 		name := fmt.Sprintf("%s-%d", site, i)
 		s := state.New(kv, name)

@@ -40,12 +40,14 @@ type Opener struct {
 	mu    sync.Mutex
 	world *fake.World // set while some provider of it is open
 	users int         // how many of its providers are open
+
+	failed map[providers.Need]string // why what could not be opened the last time could not
 }
 
 // New makes an opener.
 func New(o Options) *Opener {
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	return &Opener{o: o}
+	return &Opener{o: o, failed: map[providers.Need]string{}}
 }
 
 // Open opens what is needed, concurrently, and nothing else. A provider that cannot be opened is a Failure of the set, so that
@@ -93,12 +95,28 @@ func (p *Opener) Open(ctx context.Context, needs ...providers.Need) (*providers.
 		return nil, fmt.Errorf("open providers: %w", err)
 	}
 	for i, n := range needs {
+		p.tell(n, failed[i])
 		if failed[i] != nil {
-			o.Logger.Warn("provider could not be opened", "scope", n.Scope, "provider", n.Provider, "error", failed[i])
 			set.Fail(n.Scope, n.Provider, failed[i])
 		}
 	}
 	return set, nil
+}
+
+// tell logs why a provider could not be opened, once for as long as that stays the same: it is tried again and again.
+func (p *Opener) tell(n providers.Need, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		delete(p.failed, n)
+		return
+	}
+	level := slog.LevelWarn
+	if p.failed[n] == err.Error() {
+		level = slog.LevelDebug
+	}
+	p.failed[n] = err.Error()
+	p.o.Logger.Log(context.Background(), level, "provider could not be opened", "scope", n.Scope, "provider", n.Provider, "error", err)
 }
 
 // openFake serves everything from one world, which is closed with the last provider in it.

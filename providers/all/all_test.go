@@ -1,6 +1,7 @@
 package all
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -153,6 +154,34 @@ func TestNotConfigured(t *testing.T) {
 	if err := set.Failure("site", "carbide"); err == nil || !strings.Contains(err.Error(), `carbide: {address: "HOST:PORT"}`) {
 		t.Errorf("the failure is %v, want it to say what to write", err)
 	}
+}
+
+// That a provider cannot be opened is logged when it begins, and not each time it is tried again.
+func TestFailureIsLoggedOnce(t *testing.T) {
+	dir, need := t.TempDir(), providers.Need{Scope: "n1", Provider: "pci"}
+	var log bytes.Buffer
+	opener := New(Options{Dir: dir, Config: Config{Nodes: map[string]Node{"n1": {Sysfs: "sys"}}}, Site: site, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	logged := func(want int, failing bool) {
+		t.Helper()
+		for range 3 {
+			set, err := opener.Open(t.Context(), need)
+			must(t, err)
+			if err := set.Failure(need.Scope, need.Provider); (err != nil) != failing {
+				t.Errorf("the failure is %v", err)
+			}
+			must(t, set.Close())
+		}
+		if n := strings.Count(log.String(), "provider could not be opened"); n != want {
+			t.Errorf("it is logged %d times, want %d:\n%s", n, want, log.String())
+		}
+	}
+	logged(1, true)
+	must(t, os.MkdirAll(filepath.Join(dir, "sys"), 0o700))
+	logged(2, true) // for another reason
+	must(t, os.MkdirAll(filepath.Join(dir, "sys", "bus", "pci", "devices"), 0o700))
+	logged(2, false)
+	must(t, os.RemoveAll(filepath.Join(dir, "sys", "bus")))
+	logged(3, true)
 }
 
 // Providers are opened concurrently: one that does not answer does not delay the next.

@@ -8,14 +8,13 @@ import (
 	"math"
 	"net"
 	"net/netip"
-	"os"
-	"runtime"
 	"slices"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"converge.dev/converge/internal/netns"
 	"converge.dev/converge/providers/host/spec"
 	"converge.dev/converge/providers/sysfs"
 )
@@ -61,33 +60,12 @@ func (n *Network) close() {
 	}
 }
 
-// within opens a socket on a thread that is in the namespace meanwhile; the socket stays there. The thread must come back: one that
-// ended would take processes with it that it had started to die with their parent.
+// within opens a socket, which stays in the namespace.
 func (n *Network) within(open func() error) error {
 	if n.o.Namespace == "" {
 		return open()
 	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	here, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return err
-	}
-	defer here.Close()
-	there, err := os.Open(n.o.Namespace)
-	if err != nil {
-		return err
-	}
-	defer there.Close()
-	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
-		return err
-	}
-	defer func() {
-		if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
-			panic(err) // whatever this thread did from now on, it would do in the wrong namespace
-		}
-	}()
-	return open()
+	return netns.Within(n.o.Namespace, open)
 }
 
 // The types of links that are managed.

@@ -1,4 +1,4 @@
-// Package api shows a site agent to programs: an HTTP interface that only reads, and metrics for Prometheus.
+// Package api shows a site agent to programs, and lets those with a role change its site: an HTTP interface, and metrics for Prometheus.
 //
 // An [API] is told what its process does (events of the engine, rounds of the agent, whether it keeps the site or waits) and reads
 // everything else from the store when it is asked; what it has read it uses again for two seconds, except records and the steps of a run.
@@ -7,7 +7,8 @@
 // Words: a replica is one process of converge serve; the keeper is the one that keeps the site; the others are on standby. A component
 // is a part of the site that has a [State] of its own.
 //
-// Promises: nothing is written, neither to the store nor to a provider. What is not known is never called ok. Values of secret
+// Promises: without [Writes] nothing is written. Otherwise only what a role allows is, for a client that has shown a certificate with
+// that role, to the store alone, under the same guards as the commands. What is not known is never called ok. Values of secret
 // fields are shown as the commands show them, which is not at all. Bodies and the number of requests at a time are bounded. A
 // request waits for the store for a few seconds at most.
 package api
@@ -21,6 +22,7 @@ import (
 
 	"converge.dev/converge/engine/drift"
 	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/site"
@@ -49,6 +51,11 @@ type Options struct {
 	// Enrolments returns how often this replica has asked for credentials with a one-time password, and how often it got them. Optional.
 	Enrolments func() (attempted, succeeded int64)
 
+	// Writes are what clients with a role may change. Optional: then nobody may change anything.
+	Writes *Writes
+
+	// ShowPlan returns a plan that waits as converge approve -show -json prints it.
+	ShowPlan func(p *plan.Plan, w *state.Waiting) any
 	// MaskRecord and MaskDrift remove the values of secret fields, as the commands do.
 	MaskRecord func(state.Record) state.Record
 	MaskDrift  func(*drift.Report) *drift.Report
@@ -62,17 +69,20 @@ type Options struct {
 
 // An API answers for one replica of a site agent. Its methods may be called at the same time.
 type API struct {
-	o       Options
-	metrics *metrics
-	facts   cached[*facts]
-	runs    cached[runs]
-	turn    chan struct{} // holds an element while all records are read, which takes more memory than anything else
+	o           Options
+	metrics     *metrics
+	facts       cached[*facts]
+	runs        cached[runs]
+	inventories cached[recorded]
+	turn        chan struct{} // holds an element while all records are read, which takes more memory than anything else
 
 	mu       sync.Mutex
 	role     role
 	since    time.Time         // of the role
 	holder   *state.KeeperInfo // who keeps the site while this replica is on standby
 	round    *round            // the last one; nil before the first since this replica keeps the site
+	taken    *taken            // the inventory; nil before the first time since this replica keeps the site
+	forget   *time.Timer       // drops the inventory from memory; nil while none is there
 	looked   time.Time         // when the last round that went well ended; zero before the first
 	run      string            // that this replica carries out; empty while there is none
 	observed map[schema.Place]sight
@@ -121,6 +131,7 @@ func New(o Options) *API {
 		list, err := o.Store.Runs(ctx)
 		return runs{list, err}
 	}}
+	a.inventories = cached[recorded]{now: o.Now, read: func(ctx context.Context) recorded { return readInventory(ctx, o.Store) }}
 	a.metrics = newMetrics(a)
 	return a
 }
@@ -139,7 +150,7 @@ func (a *API) become(r role, holder *state.KeeperInfo) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.role != r {
-		a.role, a.since, a.round, a.looked, a.run = r, a.o.Now(), nil, time.Time{}, ""
+		a.role, a.since, a.round, a.taken, a.looked, a.run = r, a.o.Now(), nil, nil, time.Time{}, ""
 		clear(a.observed)
 	}
 	a.holder = holder
@@ -202,6 +213,7 @@ type standing struct {
 	since  time.Time
 	holder *state.KeeperInfo
 	round  *round
+	taken  *taken
 	looked time.Time
 	run    string
 }
@@ -209,7 +221,7 @@ type standing struct {
 func (a *API) standing() standing {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return standing{a.role, a.since, a.holder, a.round, a.looked, a.run}
+	return standing{a.role, a.since, a.holder, a.round, a.taken, a.looked, a.run}
 }
 
 // text returns a text of an error as it may be shown.

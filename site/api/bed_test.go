@@ -2,12 +2,15 @@ package api_test
 
 import (
 	"bytes"
+	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +29,7 @@ import (
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/mem"
 	"converge.dev/converge/trust"
+	"converge.dev/converge/trust/certs"
 )
 
 // secrets are in places where only masking keeps them back, or only the scrubber.
@@ -45,6 +49,9 @@ type bed struct {
 	nodes  []site.NodeStatus
 	trust  *trust.Document
 	log    lockedBuffer
+
+	roles map[string][]certs.Role // of clients, by the names that their connections have; nil: nobody may write
+	put   func(ctx context.Context, body []byte, by string, after int64) (api.PutView, error)
 
 	certificates func() []api.Certificate
 	enrolments   func() (attempted, succeeded int64)
@@ -109,6 +116,26 @@ func newBed(t *testing.T) *bed {
 			return b.enrolments()
 		},
 		Events: func() *outbox.Standing { return b.events },
+		Writes: &api.Writes{
+			Allowed: func(role certs.Role, state *tls.ConnectionState) (string, error) {
+				if state == nil {
+					return "", &certs.ForbiddenError{Role: role, Why: "it shows none"}
+				}
+				if !slices.Contains(b.roles[state.ServerName], role) {
+					return "", &certs.ForbiddenError{Role: role, Why: "it has none", Names: []string{"cn:" + state.ServerName}}
+				}
+				return state.ServerName, nil
+			},
+			Put: func(ctx context.Context, body []byte, by string, after int64) (api.PutView, error) {
+				return b.put(ctx, body, by, after)
+			},
+			Known: func(_ context.Context, scope string) (bool, string, error) {
+				return scope == "n1" || scope == "site/far.net/prod", "Did you mean n1?", nil
+			},
+		},
+		ShowPlan: func(p *plan.Plan, w *state.Waiting) any {
+			return map[string]any{"steps": len(p.Steps), "waits": w.Approval}
+		},
 		MaskRecord: func(r state.Record) state.Record {
 			if r.Ref.Name == "panics" {
 				panic("a bug with " + scrubed)
@@ -168,6 +195,32 @@ func ask(h http.Handler, method, path string, header ...string) (*http.Response,
 	h.ServeHTTP(w, r)
 	return w.Result(), w.Body.String()
 }
+
+// send sends a request as a client, over TLS unless it has no name.
+func (b *bed) send(client, method, path, body string, header ...string) (*http.Response, string) {
+	b.t.Helper()
+	return b.sendTo(b.Handler(), client, method, path, body, header...)
+}
+
+func (b *bed) sendTo(h http.Handler, client, method, path, body string, header ...string) (*http.Response, string) {
+	b.t.Helper()
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	if client != "" {
+		r.TLS = b.client(client)
+	}
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result(), w.Body.String()
+}
+
+// client is the connection of one.
+func (b *bed) client(name string) *tls.ConnectionState { return &tls.ConnectionState{ServerName: name} }
 
 // into asks for a path and decodes the body, whatever the status is.
 func into[T any](b *bed, path string) (v T, status int) {
@@ -252,6 +305,28 @@ func (b *bed) keep() {
 	b.publish("drift/latest", report)
 	b.publish("status", site.Status{Site: doc.Site, Mode: site.Observe, Phase: site.InSync, Since: b.time().UTC()})
 	b.Rounded(20*time.Millisecond, nil)
+}
+
+// waits makes a plan wait for the approval of some people, and returns it.
+func (b *bed) waits(needs int, by ...string) state.Waiting {
+	b.t.Helper()
+	ctx := b.t.Context()
+	doc := b.Document(b.t, map[string]string{"site/far.net/prod": `{"cidr": "10.0.0.0/16"}`, "site/far.net/more": `{"cidr": "10.2.0.0/16"}`})
+	e := b.Engine(func(*engine.Options) {})
+	defer e.Close()
+	p, err := e.Plan(ctx, doc, plan.Options{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	saved, err := p.Encode()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	w := state.Waiting{Approval: saved.Approval, Plan: saved.Digest, Site: p.Site, Steps: len(p.Steps), Why: "it needs approval: " + scrubed, Since: time.Now().UTC(), Needs: needs, By: by}
+	if err := b.Store.SetWaiting(ctx, &w, saved.Data); err != nil {
+		b.t.Fatal(err)
+	}
+	return w
 }
 
 // enrol stores a node with a certificate.

@@ -64,6 +64,14 @@ func (c *cached[T]) get() T {
 	return c.last
 }
 
+// drop forgets the value.
+func (c *cached[T]) drop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var none T
+	c.last, c.at = none, time.Time{}
+}
+
 func read(ctx context.Context, s *state.Store) *facts {
 	f := &facts{}
 	if f.keeper, f.store = s.Kept(ctx); f.store != nil && damaged(f.store) {

@@ -64,7 +64,7 @@ func (a *API) Health() Health {
 	f, me, now := a.facts.get(), a.standing(), a.o.Now()
 	h := Health{Site: a.o.Site.Name, Version: a.o.Version, Role: string(me.role)}
 	h.Components = []Component{
-		storeHealth(f), keeperHealth(f, me), a.roundHealth(f, me, now), documentHealth(f), statusHealth(f), a.driftHealth(f, me, now),
+		storeHealth(f), keeperHealth(f, me), a.roundHealth(f, me, now), documentHealth(f), statusHealth(f), a.driftHealth(f, me, now), inventoryHealth(me, a.stale(), now),
 		runHealth(a, f), lockHealth(f), holdsHealth(f),
 	}
 	h.Components = append(h.Components, a.trustHealth(now)...)

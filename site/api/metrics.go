@@ -100,19 +100,16 @@ func (m *metrics) step(s *plan.Step, undo bool, result string, took time.Duratio
 
 // Metrics returns what is served to Prometheus, at /metrics.
 func (a *API) Metrics() http.Handler {
-	mux := http.NewServeMux()
 	scrape := promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{
 		MaxRequestsInFlight: 8, Timeout: 10 * time.Second, ErrorHandling: promhttp.ContinueOnError,
 	})
-	mux.Handle("/metrics", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cache-Control", "no-store")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		scrape.ServeHTTP(w, r)
-	}))
-	mux.Handle("/", a.respond(func(r *http.Request) (any, int, error) {
-		return nil, 0, problem(http.StatusNotFound, "there is nothing at %s; see /metrics", r.URL.Path)
-	}))
-	return a.guard(mux)
+	return a.guard(map[string]map[string]http.Handler{
+		"/metrics": {http.MethodGet: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "no-store")
+			w.Header().Set("X-Content-Type-Options", "nosniff")
+			scrape.ServeHTTP(w, r)
+		})},
+	}, "/metrics")
 }
 
 // Registry returns the metrics as Prometheus gathers them.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -16,6 +17,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"converge.dev/converge/state"
+	"converge.dev/converge/trust/certs"
 )
 
 // Limits of the servers.
@@ -23,6 +27,7 @@ const (
 	MaxHeader   = 16 << 10 // bytes of the header of a request
 	MaxRequests = 64       // that are answered at a time; /healthz, /readyz, /state and /v1/site do not count
 	MaxSummary  = 16       // requests for /state and /v1/site that are answered at a time
+	MaxPlans    = 2        // requests for a plan with its steps that are answered at a time
 	MaxConns    = 256      // connections of a listener at a time; one more is closed at once
 
 	readTime  = 10 * time.Second
@@ -68,9 +73,12 @@ func (a *API) ServeTLS(ctx context.Context, l net.Listener, h http.Handler, conf
 
 // A Problem is the body of a response that is not what was asked for: application/problem+json, RFC 9457.
 type Problem struct {
-	Title  string `json:"title"`
-	Status int    `json:"status"`
-	Detail string `json:"detail,omitempty"`
+	Title    string               `json:"title"`
+	Status   int                  `json:"status"`
+	Detail   string               `json:"detail,omitempty"`
+	Fix      string               `json:"fix,omitempty"`
+	Problems []state.InboxProblem `json:"problems,omitempty"` // of a document
+	More     int                  `json:"more_problems,omitempty"`
 }
 
 // Error implements error.
@@ -85,16 +93,23 @@ type answer func(r *http.Request) (body any, status int, err error)
 
 // Handler returns what is served to programs and people: health, state, and the site's data below /v1.
 func (a *API) Handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("/healthz", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	on := map[string]map[string]http.Handler{}
+	add := func(path, method string, h http.Handler) {
+		if on[path] == nil {
+			on[path] = map[string]http.Handler{}
+		}
+		on[path][method] = h
+	}
+	add("/healthz", http.MethodGet, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		headers(w, "text/plain; charset=utf-8")
 		_, _ = w.Write([]byte("ok\n")) // who has gone does not need it
 	}))
-	mux.Handle("/readyz", a.respond(func(*http.Request) (any, int, error) {
+	add("/readyz", http.MethodGet, a.respond(func(*http.Request) (any, int, error) {
 		r := a.Ready()
 		return r, r.code(), nil
 	}))
-	slots, summary := make(chan struct{}, MaxRequests), make(chan struct{}, MaxSummary)
+	slots, summary, plans := make(chan struct{}, MaxRequests), make(chan struct{}, MaxSummary), make(chan struct{}, MaxPlans)
+	writes, documents := make(chan struct{}, MaxWrites), make(chan struct{}, MaxDocuments)
 	limited := func(f answer, slots chan struct{}) http.Handler {
 		h := a.respond(f)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -109,19 +124,49 @@ func (a *API) Handler() http.Handler {
 	}
 	for path, f := range a.routes() {
 		in := slots
-		if path == "/state" || path == "/v1/site" { // whoever looks what is wrong must not be kept out by what is
+		switch path {
+		case "/state", "/v1/site": // whoever looks what is wrong must not be kept out by what is
 			in = summary
+		case "/v1/plans/{digest}": // its answer may have many megabytes, until it is read
+			in = plans
 		}
-		mux.Handle(path, limited(f, in))
+		add(path, http.MethodGet, limited(f, in))
 	}
-	mux.Handle("/", a.respond(func(r *http.Request) (any, int, error) {
-		return nil, 0, problem(http.StatusNotFound, "there is nothing at %s; see /v1/openapi.json", r.URL.Path)
-	}))
-	return a.guard(mux)
+	for path, methods := range a.writers() {
+		for method, w := range methods {
+			in := writes
+			if w.role == certs.WriteDocument { // whoever sends one slowly keeps nobody from stopping what goes wrong
+				in = documents
+			}
+			add(path, method, a.write(w, in))
+		}
+	}
+	return a.guard(on, "/v1/openapi.json")
 }
 
-// guard refuses what no route allows, and answers for a handler that panics.
-func (a *API) guard(next http.Handler) http.Handler {
+// guard serves paths by their methods, refuses what none of them allows, and answers for a handler that panics. Who may GET may HEAD. See
+// is where what there is can be seen.
+func (a *API) guard(on map[string]map[string]http.Handler, see string) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		a.refuse(w, problem(http.StatusNotFound, "there is nothing at %s; see %s", r.URL.Path, see))
+	})
+	for path, methods := range on {
+		allow := slices.Sorted(maps.Keys(methods))
+		if h, ok := methods[http.MethodGet]; ok {
+			methods[http.MethodHead] = h
+			allow = slices.Sorted(maps.Keys(methods))
+		}
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			h, ok := methods[r.Method]
+			if !ok {
+				w.Header().Set("Allow", strings.Join(allow, ", "))
+				a.refuse(w, problem(http.StatusMethodNotAllowed, "want %s here", strings.Join(allow, " or ")))
+				return
+			}
+			h.ServeHTTP(w, r)
+		})
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
 			if p := recover(); p == http.ErrAbortHandler {
@@ -131,15 +176,16 @@ func (a *API) guard(next http.Handler) http.Handler {
 				a.refuse(w, problem(http.StatusInternalServerError, "the program failed at this request; its log says how"))
 			}
 		}()
-		switch {
-		case r.Method != http.MethodGet && r.Method != http.MethodHead:
-			w.Header().Set("Allow", "GET, HEAD")
-			a.refuse(w, problem(http.StatusMethodNotAllowed, "this interface only reads: use GET or HEAD"))
-		case r.URL.Path != "/healthz" && misdirected(r): // that the process lives is no secret, and probes name any host
+		if r.URL.Path != "/healthz" && misdirected(r) { // that the process lives is no secret, and probes name any host
 			a.refuse(w, problem(http.StatusMisdirectedRequest, "the address of this server is one of this machine only, and the request names another host"))
-		default:
-			next.ServeHTTP(w, r)
+			return
 		}
+		if reads := r.Method == http.MethodGet || r.Method == http.MethodHead; reads && r.ContentLength != 0 {
+			w.Header().Set("Connection", "close") // the server would wait for the body before it ends the answer
+			a.refuse(w, problem(http.StatusBadRequest, "%s takes no body", r.Method))
+			return
+		}
+		mux.ServeHTTP(w, r)
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	_ "embed" // the description
 	"errors"
-	"fmt"
 	"math"
 	"net/http"
 	"net/url"
@@ -38,14 +37,17 @@ const (
 // routes returns what is served besides the health of the process, by path.
 func (a *API) routes() map[string]answer {
 	return map[string]answer{
-		"/state":           func(*http.Request) (any, int, error) { return a.Health(), 0, nil },
-		"/v1/site":         a.site,
-		"/v1/resources":    a.resources,
-		"/v1/runs":         a.listRuns,
-		"/v1/runs/{id}":    a.oneRun,
-		"/v1/drift":        a.drift,
-		"/v1/nodes":        a.listNodes,
-		"/v1/openapi.json": func(*http.Request) (any, int, error) { return description() },
+		"/state":             func(*http.Request) (any, int, error) { return a.Health(), 0, nil },
+		"/v1/site":           a.site,
+		"/v1/resources":      a.resources,
+		"/v1/runs":           a.listRuns,
+		"/v1/runs/{id}":      a.oneRun,
+		"/v1/drift":          a.drift,
+		"/v1/nodes":          a.listNodes,
+		"/v1/inventory":      a.inventory,
+		"/v1/plans":          a.listPlans,
+		"/v1/plans/{digest}": a.onePlan,
+		"/v1/openapi.json":   func(*http.Request) (any, int, error) { return description() },
 	}
 }
 
@@ -95,8 +97,17 @@ func cut[T any](list []T, from int, p page, name func(*T) string) (part []T, nex
 	return part, next
 }
 
+// An awayError says that the store could not be read.
+type awayError struct{ error }
+
+// Error implements error.
+func (e awayError) Error() string { return "the store does not answer: " + e.error.Error() }
+
+// Unwrap returns what the store says.
+func (e awayError) Unwrap() error { return e.error }
+
 // away is the error for what the store could not say.
-func away(err error) error { return fmt.Errorf("the store does not answer: %w", err) }
+func away(err error) error { return awayError{err} }
 
 // A SiteView is a site in a few numbers.
 type SiteView struct {
@@ -143,6 +154,20 @@ type ResourcesPage struct {
 	Next      string         `json:"next,omitempty"`
 }
 
+// alone waits until no other request reads what takes much memory.
+func (a *API) alone(r *http.Request) (done func(), err error) {
+	queue := time.NewTimer(inTurn)
+	defer queue.Stop()
+	select {
+	case a.turn <- struct{}{}:
+		return func() { <-a.turn }, nil
+	case <-queue.C:
+		return nil, problem(http.StatusServiceUnavailable, "something large is being read for other requests, one at a time")
+	case <-r.Context().Done():
+		return nil, context.Cause(r.Context())
+	}
+}
+
 func (a *API) resources(r *http.Request) (any, int, error) {
 	p, err := pageOf(r)
 	if err != nil {
@@ -154,16 +179,11 @@ func (a *API) resources(r *http.Request) (any, int, error) {
 			return nil, 0, problem(http.StatusBadRequest, "after: %v", err)
 		}
 	}
-	queue := time.NewTimer(inTurn)
-	defer queue.Stop()
-	select {
-	case a.turn <- struct{}{}:
-		defer func() { <-a.turn }()
-	case <-queue.C:
-		return nil, 0, problem(http.StatusServiceUnavailable, "the records are being read for other requests, one at a time")
-	case <-r.Context().Done():
-		return nil, 0, context.Cause(r.Context())
+	done, err := a.alone(r)
+	if err != nil {
+		return nil, 0, err
 	}
+	defer done()
 	ctx, cancel := context.WithTimeout(r.Context(), longest)
 	defer cancel()
 	records, err := a.o.Store.Records(ctx)
@@ -239,6 +259,11 @@ func (a *API) oneRun(r *http.Request) (any, int, error) {
 		}
 		from++
 	}
+	done, err := a.alone(r) // all steps are read for a page of them
+	if err != nil {
+		return nil, 0, err
+	}
+	defer done()
 	ctx, cancel := context.WithTimeout(r.Context(), brief)
 	defer cancel()
 	id := r.PathValue("id")
@@ -331,7 +356,64 @@ func (a *API) listNodes(r *http.Request) (any, int, error) {
 	return NodesPage{part, next}, 0, nil
 }
 
-// Paths returns what [API.Handler] serves, as patterns of package net/http, sorted.
+// A WaitingView is a plan that waits for approval.
+type WaitingView struct {
+	Approval  string           `json:"approval"` // its digest
+	Serial    int64            `json:"serial"`   // of its document
+	Steps     int              `json:"steps"`
+	Why       string           `json:"why"`
+	Since     time.Time        `json:"since"`
+	Needs     int              `json:"needs"`        // approvals of different people
+	By        []string         `json:"by,omitempty"` // whose count; empty: anyone's
+	Approvals []state.Approval `json:"approvals"`    // that count
+}
+
+// A PlansView lists what waits for approval.
+type PlansView struct {
+	Waiting []WaitingView `json:"waiting"` // at most one
+}
+
+// ViewPlans returns what waits, as [site.Waits] returns it.
+func ViewPlans(w *state.Waiting, approvals []state.Approval) PlansView {
+	v := PlansView{[]WaitingView{}}
+	if w != nil {
+		if approvals == nil {
+			approvals = []state.Approval{}
+		}
+		v.Waiting = append(v.Waiting, WaitingView{w.Approval, w.Site.Serial, w.Steps, w.Why, w.Since, w.Needs, w.By, approvals})
+	}
+	return v
+}
+
+func (a *API) listPlans(r *http.Request) (any, int, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), brief)
+	defer cancel()
+	w, approvals, err := site.Waits(ctx, a.o.Store)
+	if err != nil {
+		return nil, 0, away(err)
+	}
+	v := ViewPlans(w, approvals)
+	for i := range v.Waiting {
+		v.Waiting[i].Why = a.text(v.Waiting[i].Why)
+	}
+	return v, 0, nil
+}
+
+func (a *API) onePlan(r *http.Request) (any, int, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), brief)
+	defer cancel()
+	w, _, err := a.planThatWaits(r.WithContext(ctx))
+	if err != nil {
+		return nil, 0, err
+	}
+	p, err := site.WaitingPlan(ctx, a.o.Store, w)
+	if err != nil {
+		return nil, 0, away(err)
+	}
+	return a.o.ShowPlan(p, w), 0, nil
+}
+
+// Paths returns what [API.Handler] serves to be read, as patterns of package net/http, sorted.
 func Paths() []string {
 	paths := []string{"/healthz", "/readyz"}
 	for path := range (*API)(nil).routes() {
@@ -339,4 +421,15 @@ func Paths() []string {
 	}
 	slices.Sort(paths)
 	return paths
+}
+
+// Changes returns what [API.Handler] lets clients change, as METHOD PATH, sorted.
+func Changes() (list []string) {
+	for path, methods := range (*API)(nil).writers() {
+		for method := range methods {
+			list = append(list, method+" "+path)
+		}
+	}
+	slices.Sort(list)
+	return list
 }

@@ -21,27 +21,58 @@ import (
 	"converge.dev/converge/engine/diff"
 	"converge.dev/converge/engine/drift"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/signed"
 	"converge.dev/converge/site"
 	"converge.dev/converge/site/api"
 	"converge.dev/converge/state"
+	"converge.dev/converge/trust/certs"
 )
+
+// operations are those of a path, by method in lower case.
+type operations struct {
+	Operations map[string]operation
+}
+
+// An operation is described.
+type operation struct {
+	Role      string `json:"x-role"`
+	Responses map[string]struct {
+		Ref     string `json:"$ref"`
+		Content map[string]struct {
+			Schema struct {
+				Ref string `json:"$ref"`
+			} `json:"schema"`
+		} `json:"content"`
+	} `json:"responses"`
+}
+
+// UnmarshalJSON leaves out what the operations of a path share.
+func (o *operations) UnmarshalJSON(text []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(text, &all); err != nil {
+		return err
+	}
+	o.Operations = map[string]operation{}
+	for method, body := range all {
+		var one operation
+		if method == "parameters" {
+			continue
+		}
+		if err := json.Unmarshal(body, &one); err != nil {
+			return err
+		}
+		o.Operations[method] = one
+	}
+	return nil
+}
 
 // A description is the OpenAPI description as it is served.
 type description struct {
-	OpenAPI string `json:"openapi"`
-	Paths   map[string]map[string]struct {
-		Responses map[string]struct {
-			Ref     string `json:"$ref"`
-			Content map[string]struct {
-				Schema struct {
-					Ref string `json:"$ref"`
-				} `json:"schema"`
-			} `json:"content"`
-		} `json:"responses"`
-	} `json:"paths"`
+	OpenAPI    string                `json:"openapi"`
+	Paths      map[string]operations `json:"paths"`
 	Components struct {
 		Schemas map[string]map[string]any `json:"schemas"`
 	} `json:"components"`
@@ -96,7 +127,12 @@ func describe(b *bed) *description {
 // check fails the test unless a body is as the description says.
 func (d *description) check(t *testing.T, path, status, kind, body string) {
 	t.Helper()
-	operation, ok := d.Paths[path]["get"]
+	d.checkOf(t, "get", path, status, kind, body)
+}
+
+func (d *description) checkOf(t *testing.T, method, path, status, kind, body string) {
+	t.Helper()
+	operation, ok := d.Paths[path].Operations[method]
 	if !ok {
 		t.Errorf("%s is not described", path)
 		return
@@ -151,10 +187,11 @@ func TestDescription(t *testing.T) {
 	b.commit(b.Store.HoldOp(state.Hold{Scope: "site", Reason: "work", By: "ada"}))
 	b.publish("drift/latest", drift.Report{Site: schema.Site{Name: "test"}, Drifted: []drift.Item{{ID: "1", Missing: true}}, Unknown: []plan.Unknown{{Scope: "n1", Kind: "k", Error: "away"}}})
 	b.pass(time.Minute)
+	w := b.waits(1)
 	runs, _ := into[api.RunsPage](b, "/v1/runs")
+	asked := strings.NewReplacer("{id}", runs.Runs[0].ID, "{digest}", w.Approval).Replace
 	for _, path := range api.Paths() {
-		asked := strings.ReplaceAll(path, "{id}", runs.Runs[0].ID)
-		res, body := b.get(asked)
+		res, body := b.get(asked(path))
 		if res.StatusCode != http.StatusOK {
 			t.Errorf("%s: %d %s", path, res.StatusCode, body)
 		}
@@ -164,10 +201,24 @@ func TestDescription(t *testing.T) {
 			t.Errorf("%s: header %v", path, res.Header)
 		}
 	}
-	for path := range d.Paths {
-		if !slices.Contains(api.Paths(), path) {
-			t.Errorf("%s is described, and is no route", path)
+	served := api.Changes()
+	for _, path := range api.Paths() {
+		served = append(served, "GET "+path)
+	}
+	for path, all := range d.Paths {
+		for method, o := range all.Operations {
+			name := strings.ToUpper(method) + " " + strings.ReplaceAll(path, "{scope}", "{scope...}")
+			if !slices.Contains(served, name) {
+				t.Errorf("%s is described, and is not served", name)
+			}
+			served = slices.DeleteFunc(served, func(s string) bool { return s == name })
+			if role := certs.Role(o.Role); (method == "get") != (role == "") || role != "" && !slices.Contains(certs.AllRoles, role) {
+				t.Errorf("%s has the role %q", name, role)
+			}
 		}
+	}
+	if len(served) > 0 {
+		t.Errorf("%v are not described", served)
 	}
 	// What goes wrong is described, too.
 	for _, asked := range []string{"/v1/runs/none", "/v1/resources?limit=0", "/v1/resources?limit=1001", "/v1/resources?after=x", "/v1/runs?after=x", "/v1/nodes?limit=x",
@@ -182,7 +233,7 @@ func TestDescription(t *testing.T) {
 	b.down.Store(true)
 	b.pass(time.Minute)
 	for _, path := range api.Paths() {
-		res, body := b.get(strings.ReplaceAll(path, "{id}", runs.Runs[0].ID))
+		res, body := b.get(asked(path))
 		if strings.Contains(body, scrubed) {
 			t.Errorf("%s: %s", path, body)
 		}
@@ -193,7 +244,7 @@ func TestDescription(t *testing.T) {
 		}
 	}
 	b = newBed(t) // nothing is known yet
-	for _, path := range []string{"/readyz", "/state", "/v1/site", "/v1/resources", "/v1/runs", "/v1/drift", "/v1/nodes"} {
+	for _, path := range []string{"/readyz", "/state", "/v1/site", "/v1/resources", "/v1/runs", "/v1/drift", "/v1/nodes", "/v1/plans", "/v1/inventory"} {
 		res, body := b.get(path)
 		d.check(t, path, fmt.Sprint(res.StatusCode), res.Header.Get("Content-Type"), body)
 	}
@@ -208,6 +259,9 @@ func TestDescribedFields(t *testing.T) {
 		"ResourcesPage": api.ResourcesPage{}, "Run": state.Run{}, "RunsPage": api.RunsPage{}, "RunView": api.RunView{}, "Step": engine.StepReport{}, "Report": drift.Report{},
 		"Item": drift.Item{}, "Change": diff.Change{}, "Unmanaged": plan.Unmanaged{}, "UnknownPlace": plan.Unknown{}, "NodesPage": api.NodesPage{}, "NodeView": api.NodeView{},
 		"MissingView": api.MissingView{}, "Site": schema.Site{},
+		"DocumentProblem": state.InboxProblem{}, "PutView": api.PutView{}, "ReplacedView": api.ReplacedView{}, "ReleasedView": api.ReleasedView{}, "CancelView": api.CancelView{},
+		"Approval": state.Approval{}, "ApprovedView": api.ApprovedView{}, "UnapprovedView": api.UnapprovedView{}, "PlansView": api.PlansView{}, "WaitingView": api.WaitingView{},
+		"InventoryPage": api.InventoryPage{}, "InventoryItem": survey.Item{},
 		"Step/undo": engine.StepResult{}, "Head/signature": signed.Signature{}, "Report/marked": drift.Marked{}, "Report/remarks": plan.Remark{}, "Item/taken_by": providers.Mark{},
 	} {
 		s := d.Components.Schemas[name]
@@ -246,9 +300,9 @@ func TestReadOnly(t *testing.T) {
 	b := newBed(t)
 	b.keep()
 	for name, h := range map[string]http.Handler{"http": b.Handler(), "metrics": b.Metrics()} {
-		paths := append(api.Paths(), "/none")
+		paths := api.Paths()
 		if name == "metrics" {
-			paths = []string{"/metrics", "/none"}
+			paths = []string{"/metrics"}
 		}
 		for _, path := range paths {
 			for _, method := range []string{"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"} {
@@ -258,8 +312,10 @@ func TestReadOnly(t *testing.T) {
 				}
 			}
 		}
-		if res, body := ask(h, "GET", "/none"); res.StatusCode != http.StatusNotFound || res.Header.Get("Content-Type") != "application/problem+json" {
-			t.Errorf("%d %s", res.StatusCode, body)
+		for _, method := range []string{"GET", "POST", "PUT", "DELETE", "OPTIONS"} {
+			if res, body := ask(h, method, "/none"); res.StatusCode != http.StatusNotFound || res.Header.Get("Content-Type") != "application/problem+json" {
+				t.Errorf("%s: %d %s", method, res.StatusCode, body)
+			}
 		}
 	}
 }
@@ -381,9 +437,10 @@ func TestSecrets(t *testing.T) {
 	b.commit(b.Store.PutRunOp(state.Run{ID: "r1", Status: state.RunPartial, Message: scrubed}))
 	b.enrol(state.Node{Name: "gpu-01"})
 	b.nodes = []site.NodeStatus{{Name: "gpu-01", Connected: true, Since: b.time(), Standing: site.Standing{Missing: []site.Missing{{Provider: "x", Why: scrubed}}}}}
+	w := b.waits(1)
 	b.pass(time.Minute)
 	for _, path := range api.Paths() {
-		if _, body := b.get(path); strings.Contains(body, canary) || strings.Contains(body, scrubed) {
+		if _, body := b.get(strings.ReplaceAll(path, "{digest}", w.Approval)); strings.Contains(body, canary) || strings.Contains(body, scrubed) {
 			t.Errorf("%s: %s", path, body)
 		}
 	}

@@ -51,7 +51,8 @@ type Files struct {
 
 // Clients says whose certificates clients may show. One that is shown must be good; none needs to be.
 type Clients struct {
-	CA string `yaml:"ca"` // file with the authorities, in PEM
+	CA    string            `yaml:"ca"`    // file with the authorities, in PEM
+	Roles map[Role][]string `yaml:"roles"` // optional: the names of the certificates that may change something: cn:NAME, dns:NAME, uri:URI
 }
 
 const (
@@ -84,6 +85,9 @@ func (c *Config) Check(setting string) error {
 	}
 	if c.Clients != nil && c.Clients.CA == "" {
 		wrong(".clients.ca is missing: want a file with the authorities of clients")
+	}
+	if c.Clients != nil {
+		c.Clients.checkRoles(func(format string, args ...any) { wrong(".clients.roles"+format, args...) })
 	}
 	return errors.Join(errs...)
 }
@@ -128,6 +132,7 @@ type origin interface {
 type Source struct {
 	from    origin
 	clients *clients // nil: no certificate is asked for
+	roles   map[Role][]string
 	log     *slog.Logger
 
 	mu   sync.Mutex
@@ -143,7 +148,7 @@ func Open(o Options) (*Source, error) {
 	}
 	s := &Source{log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler))}
 	if c.Clients != nil {
-		s.clients = &clients{path: o.Path(c.Clients.CA)}
+		s.clients, s.roles = &clients{path: o.Path(c.Clients.CA)}, c.Clients.Roles
 		if _, err := s.clients.read(); err != nil {
 			return nil, fmt.Errorf("https.clients.ca: %w", err)
 		}

@@ -89,7 +89,7 @@ func byDrain(h *state.Hold) bool {
 
 func (s *session) drain(ctx context.Context, d draining) error {
 	if !d.force {
-		if err := s.knowsNode(ctx, d.node); err != nil {
+		if err := s.mustKnow(ctx, d.node); err != nil {
 			return err
 		}
 	}
@@ -213,18 +213,6 @@ func busyText(list []busyStep) string {
 		lines = append(lines, fmt.Sprintf("  run %s: step %d, %s %s", b.run, b.step.Step+1, b.step.Action, b.step.Ref))
 	}
 	return strings.Join(lines, "\n")
-}
-
-// knowsNode fails unless a node has enrolled, or is declared, recorded or configured.
-func (s *session) knowsNode(ctx context.Context, node string) error {
-	nodes, err := trust.Nodes(ctx, s.store)
-	if err != nil {
-		return err
-	}
-	if slices.ContainsFunc(nodes, func(n state.Node) bool { return n.Name == node }) {
-		return nil
-	}
-	return s.knows(ctx, node)
 }
 
 // completeNodes offers the nodes that have enrolled, or may.

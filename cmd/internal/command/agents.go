@@ -60,7 +60,7 @@ that only its owner can read.`,
 		if err != nil {
 			return err
 		}
-		keys, _, err := a.authority(dir)
+		keys, err := s.siteKeys(dir)
 		if err != nil {
 			return err
 		}

@@ -197,7 +197,7 @@ func (a *app) apply(c *cobra.Command, f applying, args []string) (err error) {
 	if err := s.admit(ctx, p); err != nil {
 		return err
 	}
-	if err := a.approval(ctx, &f, p); err != nil {
+	if err := s.approval(ctx, &f, p); err != nil {
 		return err
 	}
 	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Apply(ctx, p, o) }, f, false)
@@ -213,12 +213,19 @@ func (s *session) heldOr(ctx context.Context, unasked error) error {
 }
 
 // approval gets the approval of a plan: from a flag, or by asking.
-func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
+func (s *session) approval(ctx context.Context, f *applying, p *plan.Plan) error {
+	caution := ""
+	if p.Destroy {
+		caution = s.caution(ctx, p)
+	}
 	if f.approve || f.approval != "" || p.Empty() { // the engine knows whether it is the approval of this plan
+		if caution != "" {
+			s.view.Warn(caution)
+		}
 		return nil
 	}
 	above, all := "the actions shown above", "all shown above"
-	if a.flags.layout.Summary {
+	if s.flags.layout.Summary {
 		above, all = "the actions counted above", "listed by converge plan"
 	}
 	question := "Do you want to perform these actions?\n  converge will perform " + above + "."
@@ -228,14 +235,14 @@ func (a *app) approval(ctx context.Context, f *applying, p *plan.Plan) error {
 	if late := p.Irreversible(); len(late) > 0 {
 		question += "\n\n  These cannot be undone exactly:"
 		const shown = 20
-		for _, s := range late[:min(len(late), shown)] {
-			question += fmt.Sprintf("\n    %s %s: %s", s.Action, s.Ref, s.Undo.Meaning())
+		for _, step := range late[:min(len(late), shown)] {
+			question += fmt.Sprintf("\n    %s %s: %s", step.Action, step.Ref, step.Undo.Meaning())
 		}
 		if len(late) > shown {
 			question += fmt.Sprintf("\n    and %d more, %s", len(late)-shown, all)
 		}
 	}
-	if err := a.ask(ctx, question, "Apply cancelled."); err != nil {
+	if err := s.ask(ctx, cautious(question, caution), "Apply cancelled."); err != nil {
 		return err
 	}
 	f.approval = p.Approval()
@@ -281,9 +288,11 @@ func (a *app) applySaved(ctx context.Context, c *cobra.Command, f applying, save
 	if f.approval == "" && len(p.Irreversible()) > 0 && a.mayAsk(false, applyOtherwise) == nil {
 		a.view.Plan(p)
 		f.approve = false // -auto-approve does not replace this
-		if err := a.approval(ctx, &f, p); err != nil {
-			return err
-		}
+	} else if f.approval == "" {
+		f.approve = true // a saved plan is applied without asking
+	}
+	if err := s.approval(ctx, &f, p); err != nil {
+		return err
 	}
 	f.sweep = p.Sweep
 	return s.carry(func(o engine.ApplyOptions) (engine.Result, error) { return e.Apply(ctx, p, o) }, f, false)

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/engine/plan"
-	"converge.dev/converge/schema"
+	"converge.dev/converge/site"
+	"converge.dev/converge/site/api"
 	"converge.dev/converge/state"
 )
 
@@ -56,7 +56,7 @@ with -show, the plan, as converge show does.`,
 		if err != nil {
 			return err
 		}
-		w, approvals, err := s.waiting(ctx)
+		w, approvals, err := site.Waits(ctx, s.store)
 		if err != nil {
 			return err
 		}
@@ -88,29 +88,6 @@ with -show, the plan, as converge show does.`,
 	return c
 }
 
-// waiting returns the plan that waits, nil when there is none, and the valid approvals of it.
-func (s *session) waiting(ctx context.Context) (*state.Waiting, []state.Approval, error) {
-	w, err := s.store.Waiting(ctx)
-	if errors.Is(err, state.ErrNotFound) {
-		return nil, nil, nil
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	if _, spent, err := s.store.Spent(ctx, w.Plan); err != nil || spent { // the site agent has not come to remove it
-		return nil, nil, err
-	}
-	all, err := s.store.Approvals(ctx)
-	var valid []state.Approval
-	policy := schema.Approvals{By: w.By}
-	for _, v := range all {
-		if v.Plan == w.Approval && v.Valid(time.Now()) && policy.May(v.By) {
-			valid = append(valid, v)
-		}
-	}
-	return &w, valid, err
-}
-
 // notWaiting says that no plan with that digest waits.
 func notWaiting(digest string, w *state.Waiting) error {
 	p := &view.Problem{What: "no plan with the digest " + digest + " waits for approval", Fix: "Nothing does. The plan may have been applied, or the site may have changed."}
@@ -124,8 +101,9 @@ func notWaiting(digest string, w *state.Waiting) error {
 }
 
 func (s *session) approve(ctx context.Context, w *state.Waiting, unasked bool) error {
-	if policy := (schema.Approvals{By: w.By}); !policy.May(who()) {
-		return refusal{&view.Problem{What: "your approval would not count", Where: "you are " + who() + "; the document's policy.approvals names " + strings.Join(w.By, ", "), Fix: "Have one of them approve it."}}
+	by := who()
+	if err := site.MayApprove(w, by); err != nil { // before anybody is asked
+		return refusal{&view.Problem{What: "your approval would not count", Where: "you are " + by + "; the document's policy.approvals names " + strings.Join(w.By, ", "), Fix: "Have one of them approve it.", Err: err}}
 	}
 	if err := s.mayAsk(unasked, approveOtherwise); err != nil {
 		return err
@@ -142,20 +120,11 @@ func (s *session) approve(ctx context.Context, w *state.Waiting, unasked bool) e
 			return err
 		}
 	}
-	by := who()
-	given := []state.Approval{{Plan: w.Approval, By: by, At: time.Now().UTC()}}
-	_, approvals, err := s.waiting(ctx) // before: afterwards the plan may be applied already
-	if err != nil {
-		return err
-	}
-	for _, v := range approvals {
-		if v.Plan == w.Approval && schema.Person(v.By) != schema.Person(by) {
-			given = append(given, v)
-		}
-	}
-	if err := s.store.Approve(ctx, *w, by, time.Now()); errors.Is(err, state.ErrGuard) {
+	given, err := site.ApprovePlan(ctx, s.store, w, by)
+	if errors.Is(err, state.ErrGuard) {
 		return refusal{&view.Problem{What: "the plan has changed meanwhile", Fix: "Nothing was approved. Look at the new one with: converge approve -show", Err: err}}
-	} else if err != nil {
+	}
+	if err != nil {
 		return err
 	}
 	text := "Approved."
@@ -171,17 +140,15 @@ func (s *session) approve(ctx context.Context, w *state.Waiting, unasked bool) e
 }
 
 func (s *session) unapprove(ctx context.Context, w *state.Waiting, approvals []state.Approval) error {
-	had := false
-	for _, v := range approvals {
-		had = had || schema.Person(v.By) == schema.Person(who())
+	had, err := site.UnapprovePlan(ctx, s.store, w, approvals, who())
+	if errors.Is(err, state.ErrGuard) {
+		return refusal{&view.Problem{What: "the plan no longer waits", Fix: "See: converge runs", Err: err}}
+	}
+	if err != nil {
+		return err
 	}
 	text := "You had not approved it.\n"
 	if had {
-		if err := s.store.Unapprove(ctx, *w, who(), time.Now()); errors.Is(err, state.ErrGuard) {
-			return refusal{&view.Problem{What: "the plan no longer waits", Fix: "See: converge runs", Err: err}}
-		} else if err != nil {
-			return err
-		}
 		text = "Your approval is taken back.\n"
 	}
 	return s.did(!had, map[string]any{"revoked": had, "approval": w.Approval}, text)
@@ -203,10 +170,15 @@ func (s *session) printWaiting(ctx context.Context, w *state.Waiting) error {
 		return err
 	}
 	if s.flags.json {
-		return s.printJSON(view.PlanDocument(p, view.PlanOrigin{Digest: w.Plan, At: w.Since, Converge: s.sys.Version, Kinds: s.kinds}))
+		return s.printJSON(s.planDocument(p, w))
 	}
 	s.print(view.PlanText(p, s.kinds, s.style(s.sys.Stdout), s.flags.layout))
 	return nil
+}
+
+// planDocument is the plan that waits as JSON shows it.
+func (s *session) planDocument(p *plan.Plan, w *state.Waiting) any {
+	return view.PlanDocument(p, view.PlanOrigin{Digest: w.Plan, At: w.Since, Converge: s.sys.Version, Kinds: s.kinds})
 }
 
 // waitingPlan reads the plan that waits.
@@ -214,14 +186,7 @@ func (s *session) waitingPlan(ctx context.Context, w *state.Waiting) (*plan.Plan
 	if _, err := s.schema(); err != nil { // the view needs to know which fields are secret
 		return nil, err
 	}
-	var p *plan.Plan
-	body, err := s.store.WaitingPlan(ctx, *w)
-	if err == nil {
-		p, err = plan.Decode(body)
-	}
-	if err == nil && p.Approval() != w.Approval {
-		err = errors.New("it is not the plan with this digest")
-	}
+	p, err := site.WaitingPlan(ctx, s.store, w)
 	if err != nil {
 		return nil, &view.Problem{What: "the plan that waits cannot be read", Where: err.Error(), Fix: "Try again: the site agent may have replaced it.", Err: err}
 	}
@@ -230,21 +195,7 @@ func (s *session) waitingPlan(ctx context.Context, w *state.Waiting) (*plan.Plan
 
 func (s *session) listWaiting(w *state.Waiting, approvals []state.Approval) error {
 	if s.flags.json {
-		type waiting struct {
-			Approval  string           `json:"approval"`
-			Serial    int64            `json:"serial"`
-			Steps     int              `json:"steps"`
-			Why       string           `json:"why"`
-			Since     time.Time        `json:"since"`
-			Needs     int              `json:"needs"`
-			By        []string         `json:"by,omitempty"`
-			Approvals []state.Approval `json:"approvals"`
-		}
-		list := []waiting{}
-		if w != nil {
-			list = append(list, waiting{w.Approval, w.Site.Serial, w.Steps, w.Why, w.Since, w.Needs, w.By, nonNil(approvals)})
-		}
-		return s.printJSON(map[string]any{"waiting": list})
+		return s.printJSON(api.ViewPlans(w, approvals))
 	}
 	s.print(view.WaitingText(w, approvals, s.style(s.sys.Stdout)))
 	return nil
@@ -256,7 +207,7 @@ func (a *app) completeWaiting(c *cobra.Command, args []string, _ string) ([]stri
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return a.complete(c, func(ctx context.Context, s *session) (words []string, err error) {
-		w, _, err := s.waiting(ctx)
+		w, _, err := site.Waits(ctx, s.store)
 		if w != nil {
 			words = append(words, w.Approval[:plan.ShortApproval]+"\t"+view.Count(w.Steps, "step")+": "+w.Why)
 		}

@@ -124,6 +124,15 @@ func (a *app) siteOf(c *cobra.Command, args []string) (schema.Site, error) {
 	return schema.Site{Name: head.Site.Name, ID: head.Site.ID}, err
 }
 
+// siteKeys opens the keys of the site, as [app.authority] does. Those of another one would make nodes of a site that nobody has.
+func (s *session) siteKeys(dir string) (*trust.Authority, error) {
+	keys, _, err := s.authority(dir)
+	if err == nil && keys.Site().Name != s.site {
+		err = &view.Problem{What: "the keys are those of another site", Where: "they are for " + keys.Site().Name + ", and this is " + s.site, Fix: "Name the site with -site, or the directory of its keys with -trust-dir."}
+	}
+	return keys, err
+}
+
 // writeRoots writes root keys to files that do not exist yet.
 func writeRoots(dir string, keys []ed25519.PrivateKey) (written []string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {

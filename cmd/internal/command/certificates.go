@@ -59,19 +59,6 @@ func (c certificates) tls(ctx context.Context, running *sync.WaitGroup) *tls.Con
 	return c.https.TLS()
 }
 
-// enrolling does something that this replica does while it keeps the site, and keeps its credentials meanwhile.
-func (c certificates) enrolling(ctx context.Context, do func(context.Context) error) error {
-	if c.carbide == nil {
-		return do(ctx)
-	}
-	var running sync.WaitGroup
-	defer running.Wait()
-	until, stop := context.WithCancel(ctx)
-	defer stop()
-	running.Go(func() { c.carbide.Run(until) })
-	return do(ctx)
-}
-
 // list returns them for those who look at the site.
 func (c certificates) list() (list []api.Certificate) {
 	if c.https != nil {

@@ -78,16 +78,7 @@ func TestServeHasItsOwnCertificates(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ca := &issuer{T: t}
-	var err error
-	if ca.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
-		t.Fatal(err)
-	}
-	authority := ca.issue(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, ca.key.Public())
-	block, _ := pem.Decode(authority)
-	if ca.cert, err = x509.ParseCertificate(block.Bytes); err != nil {
-		t.Fatal(err)
-	}
+	ca, authority := newIssuer(t)
 	roots := x509.NewCertPool()
 	roots.AddCert(ca.cert)
 	write("ca.crt", authority)

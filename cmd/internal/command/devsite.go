@@ -76,7 +76,7 @@ the site (converge lock status names it).`,
 	p.StringVar(&d.mode, "mode", string(site.Enforce), "what a site agent may do by itself, a `mode`: observe, approve or enforce")
 	p.StringVar(&d.listen, "listen", "127.0.0.1:0", "`address` of the site agent, HOST:PORT, of others the next ports; 0 picks free ones")
 	p.DurationVar(&d.sweep, "sweep", time.Minute, "observe everything again after each `duration`")
-	p.StringVar(&d.http, "http", noAddress, "`address` for health, state and the read-only API, as for -listen, or none")
+	p.StringVar(&d.http, "http", noAddress, "`address` for health, state and the API, as for -listen, or none")
 	p.StringVar(&d.metrics, "metrics", noAddress, "`address` for metrics, as for -listen, or none")
 	_ = c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(modes(), cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, args []string) error {

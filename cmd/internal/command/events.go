@@ -3,7 +3,6 @@ package command
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -140,19 +139,4 @@ func (s *session) said() func(was, is site.Status) ([]state.Op, func()) {
 		return nil
 	}
 	return s.events.Said
-}
-
-// telling returns run, beside which the cloud is told what happens.
-func (s *session) telling(run func(context.Context) error) func(context.Context) error {
-	if s.events == nil {
-		return run
-	}
-	return func(ctx context.Context) error {
-		sends, stop := context.WithCancel(ctx)
-		var sending sync.WaitGroup
-		defer sending.Wait()
-		defer stop()
-		sending.Go(func() { s.events.Run(sends) })
-		return run(ctx)
-	}
 }

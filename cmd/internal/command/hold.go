@@ -15,6 +15,7 @@ import (
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
 	"converge.dev/converge/state"
+	"converge.dev/converge/trust"
 )
 
 func (a *app) holdCommand() *cobra.Command {
@@ -62,10 +63,8 @@ with -force, one that does not exist yet can be put on hold too.`,
 	c.Flags().BoolVar(&force, "force", false, "set the hold even if nothing by that name is known")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
-		if scope := args[0]; strings.Contains(scope, "/") || strings.ContainsAny(scope, ": ") {
-			if _, err := schema.ParseRef(scope); err != nil {
-				return &view.Problem{What: fmt.Sprintf("invalid scope %q", scope), Where: err.Error(), Fix: "Use site, the name of a node, or a ref: SCOPE/KIND/NAME."}
-			}
+		if err := state.CheckScope(args[0]); err != nil {
+			return &view.Problem{What: fmt.Sprintf("invalid scope %q", args[0]), Where: err.Error(), Fix: "Use site, the name of a node, or a ref: SCOPE/KIND/NAME."}
 		}
 		if reason == "" {
 			return &view.Problem{What: "a hold needs a reason", Fix: `Say why with -reason="...".`}
@@ -75,7 +74,7 @@ with -force, one that does not exist yet can be put on hold too.`,
 			return err
 		}
 		if !force {
-			if err := s.knows(ctx, args[0]); err != nil {
+			if err := s.mustKnow(ctx, args[0]); err != nil {
 				return err
 			}
 		}
@@ -100,14 +99,38 @@ func replacedText(holds []state.Hold) string {
 	return "\nThis replaces the previous entry; converge audit lists both:\n" + view.HoldsText(holds, view.Style{})
 }
 
-// knows fails when a scope names neither anything declared or recorded nor a configured node: a hold on it would stop
-// nothing.
-func (s *session) knows(ctx context.Context, scope string) error {
+// mustKnow fails when a scope names nothing of the site: a hold on it would stop nothing.
+func (s *session) mustKnow(ctx context.Context, scope string) error {
+	known, instead, err := s.knows(ctx, scope)
+	if err != nil || known {
+		return err
+	}
+	p := &view.Problem{What: "no node named " + scope}
+	if strings.Contains(scope, "/") {
+		p.What = scope + " is neither declared nor recorded"
+	}
+	p.Fix = trimmed(instead, "To put it on hold before it exists, use -force.")
+	return p
+}
+
+// knows reports whether a scope names something that is declared or recorded, or a node that is configured or enrolled, and otherwise
+// what may have been meant, in a sentence.
+func (s *session) knows(ctx context.Context, scope string) (known bool, instead string, err error) {
 	if scope == schema.ScopeSite {
-		return nil
+		return true, "", nil
+	}
+	nodes := slices.Collect(maps.Keys(s.conf.Nodes))
+	enrolled, err := trust.Nodes(ctx, s.store)
+	if err != nil {
+		return false, "", err
+	}
+	for i := range enrolled {
+		nodes = append(nodes, enrolled[i].Name)
+	}
+	if slices.Contains(nodes, scope) { // whatever is wrong with the document
+		return true, "", nil
 	}
 	var refs []string
-	nodes := slices.Collect(maps.Keys(s.conf.Nodes))
 	add := func(r schema.Ref) {
 		refs = append(refs, r.String())
 		if r.Scope != schema.ScopeSite {
@@ -116,29 +139,22 @@ func (s *session) knows(ctx context.Context, scope string) error {
 	}
 	records, err := s.records(ctx)
 	if err != nil {
-		return err
+		return false, "", err
 	}
 	for i := range records {
 		add(records[i].Ref)
 	}
 	declared, err := s.declared(ctx)
 	if err != nil {
-		return err
+		return false, "", err
 	}
 	for _, r := range declared {
 		add(r)
 	}
-	p := &view.Problem{What: "no node named " + scope, Fix: nearest.DidYouMean(scope, nodes)}
 	if strings.Contains(scope, "/") {
-		if slices.Contains(refs, scope) {
-			return nil
-		}
-		p = &view.Problem{What: scope + " is neither declared nor recorded", Fix: nearest.DidYouMeanRef(scope, refs)}
-	} else if slices.Contains(nodes, scope) {
-		return nil
+		return slices.Contains(refs, scope), nearest.DidYouMeanRef(scope, refs), nil
 	}
-	p.Fix = trimmed(p.Fix, "To put it on hold before it exists, use -force.")
-	return p
+	return slices.Contains(nodes, scope), nearest.DidYouMean(scope, nodes), nil
 }
 
 // declared lists what the newest document declares; nil when there is none.

@@ -28,6 +28,22 @@ type offer struct {
 	answer   state.InboxResult // without its verdict
 }
 
+// A sender says where an offer comes from, in the words of what is refused.
+type sender struct {
+	by       string // who puts it into the store
+	what     string // the document in the inbox
+	where    string // the key of the inbox
+	instead  string // put a corrected one there
+	withdraw string // or delete that key
+	file     string // what it is called in diagnostics
+}
+
+// inboxOf is the inbox as a sender.
+func (s *session) inboxOf() sender {
+	key := s.store.Path() + "/inbox"
+	return sender{by: "inbox", what: "the document in the inbox", where: key, instead: "put a corrected one in " + key, withdraw: ", or delete that key", file: "inbox.json"}
+}
+
 // offered returns the document in the inbox; nil when there is none. One that the site does not accept is an error and
 // stays there, and the reason is reported to the cloud. Nothing else is written.
 func (s *session) offered(ctx context.Context) (*offer, error) {
@@ -35,13 +51,19 @@ func (s *session) offered(ctx context.Context) (*offer, error) {
 	if err != nil || revision == 0 {
 		return nil, err
 	}
-	inbox := s.store.Path() + "/inbox"
+	from := s.inboxOf()
 	o := &offer{answer: state.InboxResult{Revision: revision, Digest: hexDigest(body), Command: s.name, By: who(), At: time.Now().UTC()}}
-	ds, err := s.readInbox(ctx, o, body, inbox)
-	if refused := (*engine.RefusedError)(nil); said(err) || errors.As(err, &refused) || errors.As(err, new(refusal)) {
+	ds, err := s.intake(ctx, o, body, from)
+	if len(ds) > 0 {
+		s.view.Diagnostics(ds)
+	}
+	if said(err) {
+		s.view.Note("\nThe document is not valid: " + view.DiagnosticsSummary(ds) + ".")
+	}
+	if refuses(err) {
 		o.answer.Verdict = state.Refused
 		s.answer(ctx, o, ds, err)
-		s.view.Note("The document stays in the inbox. Put a corrected one in " + inbox + ", or delete that key to continue with the newest valid document.")
+		s.view.Note("The document stays in the inbox. Put a corrected one in " + from.where + ", or delete that key to continue with the newest valid document.")
 	}
 	if err != nil {
 		return nil, err
@@ -50,39 +72,49 @@ func (s *session) offered(ctx context.Context) (*offer, error) {
 	return o, nil
 }
 
-// readInbox reads the document in the inbox, plain or in an envelope, into an offer, and refuses what the site does not
+// refuses reports whether an error of [session.intake] says that the site does not accept the document. Others say nothing about it.
+func refuses(err error) bool {
+	return said(err) || errors.As(err, new(*engine.RefusedError)) || errors.As(err, new(refusal))
+}
+
+// intake reads a document that others sent, plain or in an envelope, into an offer, and refuses what the site does not
 // accept. The signature is checked before anything of the document is read. It returns the diagnostics of the
-// document.
-func (s *session) readInbox(ctx context.Context, o *offer, body []byte, inbox string) (load.Diagnostics, error) {
+// document, also when they are why it is refused. Nothing is written.
+func (s *session) intake(ctx context.Context, o *offer, body []byte, from sender) (load.Diagnostics, error) {
 	payload, sig, err := signed.Open(body)
 	if err != nil {
-		return nil, refusal{&view.Problem{What: "the document is refused: its envelope is invalid", Where: inbox + ": " + err.Error(), Err: err}}
+		return nil, refusal{&view.Problem{What: "the document is refused: its envelope is invalid", Where: from.where + ": " + err.Error(), Err: err}}
 	}
-	if o.taken, err = s.take(payload, sig, "inbox", inbox); err != nil {
+	if o.taken, err = s.take(payload, sig, from.by, from.where); err != nil {
 		return nil, err
 	}
-	doc, ds, err := s.check(ctx, load.InboxBounds, load.Source{Name: "inbox.json", Data: payload})
+	doc, ds, err := s.check(ctx, load.InboxBounds, load.Source{Name: from.file, Data: payload})
 	if err != nil {
 		return nil, err
 	}
-	if err := s.report(doc, ds); err != nil {
-		return ds, err
+	if doc == nil {
+		return ds, outcome(exitError)
 	}
 	switch {
 	case doc.Site.Name != s.site:
-		return ds, refusal{&view.Problem{What: "the document in the inbox is for another site", Where: inbox + " names site " + doc.Site.Name}}
+		return ds, refusal{&view.Problem{What: from.what + " is for another site", Where: from.where + " names site " + doc.Site.Name}}
+	case s.id != "" && doc.Site.ID != s.id:
+		return ds, refusal{&view.Problem{
+			What: from.what + " is for another site of the same name", Where: fmt.Sprintf("%s has site.id %s, and the keys of the nodes are for %s", from.where, doc.Site.ID, s.id),
+			Fix: "The id of a site never changes: use the existing one, or give the other site another name.",
+		}}
 	case o.sig != nil && doc.Site.Serial == 0:
-		return ds, refusal{unnumbered("the signed document in the inbox")}
+		return ds, refusal{unnumbered("the signed " + strings.TrimPrefix(from.what, "the "))}
 	case o.sig != nil:
 		if _, err := plan.HeadOf(payload); err != nil { // a valid document may be written in a way that not every reader accepts, such as 1.0 for 1
 			return ds, refusal{&view.Problem{
-				What: "the signed document in the inbox cannot be stored as it is", Where: inbox + ": " + err.Error(),
+				What: "the signed " + strings.TrimPrefix(from.what, "the ") + " cannot be stored as it is", Where: from.where + ": " + err.Error(),
 				Fix: "Write site and policy plainly, with the serial in digits only, and sign it again.", Err: err,
 			}}
 		}
 		doc.JSON, doc.Digest = payload, hexDigest(payload) // the very bytes that were signed
 	}
-	if err := s.sameSite(ctx, doc, inbox); err != nil {
+	if err := s.sameSite(ctx, doc, from.where); err != nil {
 		return ds, err
 	}
 	sch, err := s.schema()
@@ -94,28 +126,28 @@ func (s *session) readInbox(ctx context.Context, o *offer, body []byte, inbox st
 	}
 	if missing := s.unreadable(doc); missing != "" {
 		return ds, refusal{&view.Problem{
-			What: "the document in the inbox names secrets that cannot be read", Where: missing,
-			Fix: "Provide them here, or put a corrected document in " + inbox + ", or delete that key.",
+			What: from.what + " names secrets that cannot be read", Where: missing,
+			Fix: "Provide them here, or " + from.instead + from.withdraw + ".",
 		}}
 	}
 	serial, err := s.store.NextSerial(ctx, doc.Digest, doc.Site.Serial)
 	if err != nil {
-		return ds, notNewer(err, inbox)
+		return ds, notNewer(err, from)
 	}
 	o.stated, doc.Site.Serial, doc.Author = doc.Site.Serial, serial, o.author
 	o.doc, o.answer.Serial, o.answer.Signer = doc, serial, o.author.Signer
 	return ds, nil
 }
 
-// notNewer explains why a document in the inbox cannot follow the one that the site has.
-func notNewer(err error, inbox string) error {
+// notNewer explains why a document that others sent cannot follow the one that the site has.
+func notNewer(err error, from sender) error {
 	var conflict *state.ConflictError
 	if !errors.As(err, &conflict) && !errors.Is(err, state.ErrLastSerial) {
 		return err
 	}
 	return refusal{&view.Problem{
-		What: "the document in the inbox is not newer than the site's", Where: err.Error(),
-		Fix: "Raise its serial in " + inbox + ", or delete that key.", Err: err,
+		What: from.what + " is not newer than the site's", Where: err.Error(),
+		Fix: "Raise its serial: " + from.instead + from.withdraw + ".", Err: err,
 	}}
 }
 
@@ -140,7 +172,7 @@ func (s *session) takeInbox(ctx context.Context) error {
 func (s *session) accept(ctx context.Context, o *offer, ifRevision int64) error {
 	head, err := s.store.PutSigned(ctx, o.doc.JSON, o.doc.Digest, o.sig, o.stated, "inbox", ifRevision)
 	if err != nil {
-		return notNewer(err, s.store.Path()+"/inbox")
+		return notNewer(err, s.inboxOf())
 	}
 	s.acted = true
 	o.answer.Verdict, o.answer.Serial = state.Accepted, head.Serial

@@ -142,7 +142,10 @@ the steps after them are rolled back and verified. The kept steps must be done; 
 nothing of what is undone. The run then ends "rolled back to step N": the site matches
 neither its state before the run nor its document, and the next plan has the undone steps
 again. It can be rolled back further. If a rollback is killed, converge resume continues
-to the same step.`,
+to the same step.
+
+The revision of the document that the run applied is then on hold, so that a site agent
+does not apply it again. It does if the store has a newer one that says the same.`,
 		Example: `  converge rollback 20261120-121537.042-9f3a01
   converge rollback -dry-run 20261120-121537.042-9f3a01
   converge rollback -to-step=3 20261120-121537.042-9f3a01
@@ -180,6 +183,10 @@ to the same step.`,
 		if asked := !f.approve && !p.Empty(); dry || asked || !a.flags.quiet || a.flags.json {
 			a.view.Plan(p)
 		}
+		caution := s.caution(ctx, p)
+		if (dry || f.approve) && caution != "" {
+			a.view.Warn(caution)
+		}
 		if dry {
 			if held != nil {
 				a.view.Warn("this cannot be rolled back now: " + view.Held(held))
@@ -194,7 +201,8 @@ to the same step.`,
 			if to > 0 {
 				what = fmt.Sprintf("the steps of this run after step %d", to)
 			}
-			if err := a.ask(ctx, "Do you want to roll back "+what+"?\n  converge will do what is shown above, and verify all of it by observing again.", "Rollback cancelled."); err != nil {
+			question := cautious("Do you want to roll back "+what+"?\n  converge will do what is shown above, and verify all of it by observing again.", caution)
+			if err := a.ask(ctx, question, "Rollback cancelled."); err != nil {
 				return err
 			}
 		}

@@ -23,7 +23,9 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/drift"
+	"converge.dev/converge/engine/event"
 	"converge.dev/converge/internal/files"
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/internal/retry"
@@ -80,8 +82,10 @@ Runs are the same as those of converge apply, under the same lock: both exclude 
 other run by run, converge runs lists them all, and a hold or a freeze stops both.
 
 How it stands is served by HTTP: /healthz, /readyz, /state, and the data of the site
-below /v1 (-http); /metrics for Prometheus on a port of its own (-metrics). Both only
-read, and know no users: by default they listen on this machine only.
+below /v1 (-http); /metrics for Prometheus on a port of its own (-metrics). Reading
+knows no users: by default both listen on this machine only. Writing (the document,
+approvals, holds, cancelling) needs TLS and a client certificate that has the role, as
+https.clients.roles of converge.yaml says.
 
 The keys that nodes trust are in a directory that converge trust init makes.`,
 		Example: `  converge trust init -roots=/media/usb site.cue
@@ -96,7 +100,7 @@ The keys that nodes trust are in a directory that converge trust init makes.`,
 	p.DurationVar(&f.sweep, "sweep", serveSweep, "observe everything again after each `duration`")
 	trustDirFlag(c, &f.trust)
 	p.StringVar(&f.socket, "socket", "", "`path` of the socket for commands on this machine; default: serve.sock in -data-dir")
-	p.StringVar(&f.http, "http", serveHTTP, "`address` for health, state and the read-only API, HOST:PORT, or none")
+	p.StringVar(&f.http, "http", serveHTTP, "`address` for health, state and the API, HOST:PORT, or none")
 	p.StringVar(&f.metrics, "metrics", serveMetrics, "`address` for metrics, HOST:PORT, or none")
 	untilEOFFlag(c, &untilEOF)
 	_ = c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(modes(), cobra.ShellCompDirectiveNoFileComp))
@@ -176,6 +180,7 @@ func (a *app) serve(ctx context.Context, f serving) (err error) {
 	if keys.Site().Name != s.site {
 		return &view.Problem{What: "the keys are those of another site", Where: "they are for " + keys.Site().Name + ", and this is " + s.site, Fix: "Name the directory of the right ones with -trust-dir."}
 	}
+	s.id = keys.Site().ID
 	socket := f.socket
 	if socket == "" {
 		dir, err := a.storeDir(nil)
@@ -214,6 +219,10 @@ func (a *app) serve(ctx context.Context, f serving) (err error) {
 	if err = s.openEvents(keys.Site(), nodes, shown); err != nil {
 		return err
 	}
+	s.inventory = site.NewInventory(site.InventoryOptions{
+		Engine: func() (*engine.Engine, error) { return s.engineOf(func(event.Event) {}) }, Site: keys.Site(),
+		Reached: func() []providers.Need { return s.reached(ctx) }, Taken: shown.Inventoried, Every: f.sweep, Logger: s.log,
+	})
 	if agent, err = s.siteAgent(ctx, f, nodes, keys.Site().ID, shown); err != nil {
 		return err
 	}
@@ -301,13 +310,32 @@ func (s *session) keep(ctx context.Context, agent *site.Agent, nodes *site.Nodes
 		s.log.Info("this site agent keeps the site")
 		nodes.Lead(true)
 		shown.Keeps()
-		err = s.certs.enrolling(k.Context(ctx), s.telling(agent.Run))
+		run := beside(agent.Run, s.inventory.Run)
+		if s.events != nil {
+			run = beside(run, s.events.Run)
+		}
+		if s.certs.carbide != nil {
+			run = beside(run, s.certs.carbide.Run)
+		}
+		err = run(k.Context(ctx))
 		nodes.Lead(false)
 		shown.Yields()
 		if cerr := k.Close(); ctx.Err() != nil || !errors.Is(err, state.ErrNotKeeper) {
 			return cmp.Or(err, cerr)
 		}
 		s.log.Warn("this site agent no longer keeps the site", "error", err)
+	}
+}
+
+// beside returns run, beside which something else is done until it ends.
+func beside(run func(context.Context) error, also func(context.Context)) func(context.Context) error {
+	return func(ctx context.Context) error {
+		until, stop := context.WithCancel(ctx)
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer stop()
+		running.Go(func() { also(until) })
+		return run(ctx)
 	}
 }
 
@@ -328,7 +356,7 @@ func (s *session) siteAgent(ctx context.Context, f serving, nodes *site.Nodes, i
 			}
 			return doc, err
 		},
-		Ended: s.answerRun, Said: s.said(),
+		Ended: func(run state.Run) { s.answerRun(run); s.inventory.Soon() }, Said: s.said(),
 		Mask:    func(r *drift.Report) *drift.Report { return view.MaskDrift(r, s.kinds) },
 		Reached: func() []providers.Need { return s.reached(ctx) },
 		Renewed: nodes.Renewed, Rounded: shown.Rounded,
@@ -351,7 +379,7 @@ func (s *session) api(f serving, nodes *site.Nodes, keys *trust.Authority) *api.
 		Needs: func() []providers.Need { return s.reached(context.Background()) }, Nodes: nodes.Status, Trust: keys.Document,
 		MaskRecord: func(r state.Record) state.Record { return view.MaskRecord(r, s.kinds[r.Ref.Kind]) },
 		MaskDrift:  func(r *drift.Report) *drift.Report { return view.MaskDrift(r, s.kinds) },
-		Scrub:      s.scrubber.ScrubText, Events: s.eventsStand,
+		Scrub:      s.scrubber.ScrubText, Events: s.eventsStand, Writes: s.writes(), ShowPlan: s.planDocument,
 
 		Certificates: s.certs.list, Enrolments: s.certs.enrolments(),
 	})

@@ -16,6 +16,7 @@ import (
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/secret"
+	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/all"
@@ -34,12 +35,15 @@ type session struct {
 	kv    state.KV
 	store *state.Store
 	site  string // its name
+	id    string // its id; a site agent's alone
 	only  bool   // it is the only one in the store, and was not named
 	looks bool   // the command plans or surveys, and writes nothing
 	place string // of the store
 
 	far   *farSide     // nil when there is no site agent
 	certs certificates // of a site agent
+
+	inventory *site.Inventory // of a site agent
 
 	events *outbox.Outbox // tells the cloud what happens; nil when it is told nothing
 }
@@ -210,21 +214,30 @@ func (s *session) engine() (*engine.Engine, error) {
 
 // engineFor is engine for who shows its events otherwise.
 func (s *session) engineFor(emit event.Sink) (*engine.Engine, error) {
-	sch, err := s.schema()
+	e, err := s.engineOf(emit)
 	if err != nil {
 		return nil, err
 	}
-	e := engine.New(engine.Options{
-		Kinds: sch.Kinds(), Store: s.store, Open: s.opener(), Who: who(), Version: s.sys.Version, PID: os.Getpid(), MaxDestroy: string(s.conf.Policy.MaxDestroy),
-		Secrets:     secret.Options{Scrubber: s.scrubber, Source: s.secrets()},
-		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Retry: apply.Retry{Guard: time.Duration(s.conf.Policy.Guard)}, Looks: s.looks, Logger: s.log, Emit: s.traced(emit),
-	})
 	s.closers = append(s.closers, func() {
 		if err := e.Close(); err != nil {
 			s.view.Warn("failed to close the providers: " + err.Error())
 		}
 	})
 	return e, nil
+}
+
+// engineOf is engineFor for who closes it.
+func (s *session) engineOf(emit event.Sink) (*engine.Engine, error) {
+	sch, err := s.schema()
+	if err != nil {
+		return nil, err
+	}
+	return engine.New(engine.Options{
+		Kinds: sch.Kinds(), Store: s.store, Open: s.opener(), Who: who(), Version: s.sys.Version, PID: os.Getpid(), MaxDestroy: string(s.conf.Policy.MaxDestroy),
+		Secrets:     secret.Options{Scrubber: s.scrubber, Source: s.secrets()},
+		Parallelism: s.flags.parallelism, LockWait: s.flags.lockTimeout, Retry: apply.Retry{Guard: time.Duration(s.conf.Policy.Guard)}, Looks: s.looks, Logger: s.log, Emit: s.traced(emit),
+		Shown: func(i survey.Item) survey.Item { return view.MaskItem(i, s.kinds[i.Kind]) },
+	}), nil
 }
 
 // secrets returns where documents find secrets.
