@@ -38,11 +38,14 @@ type Changes struct {
 	any   bool
 	ended error
 	more  chan struct{} // has an element while there is something to take
+
+	told    map[string]bool // since the last look, see [Changes.Look]
+	toldAny bool
 }
 
 // NewChanges returns changes that begin with the event that any thing may have changed.
 func NewChanges() *Changes {
-	c := &Changes{ids: map[string]bool{}, more: make(chan struct{}, 1)}
+	c := &Changes{ids: map[string]bool{}, told: map[string]bool{}, more: make(chan struct{}, 1)}
 	c.Add()
 	return c
 }
@@ -51,16 +54,28 @@ func NewChanges() *Changes {
 func (c *Changes) Add(ids ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, id := range ids {
-		c.ids[id] = true
-	}
-	if c.any = c.any || len(ids) == 0 || len(c.ids) > maxChanges; c.any {
-		clear(c.ids)
-	}
+	c.told, c.toldAny = with(c.told, c.toldAny, ids)
+	c.add(ids)
+}
+
+// add adds ids to the next event. The lock is held.
+func (c *Changes) add(ids []string) {
+	c.ids, c.any = with(c.ids, c.any, ids)
 	c.wake()
 }
 
-// Shown returns what a look shows of some things, as digests by their ids, for [Changes.Differ]. They may tell of secrets, and are not
+// with returns a set of ids with others; none stand for any, and so do too many.
+func with(set map[string]bool, all bool, ids []string) (map[string]bool, bool) {
+	for _, id := range ids {
+		set[id] = true
+	}
+	if all = all || len(ids) == 0 || len(set) > maxChanges; all {
+		clear(set)
+	}
+	return set, all
+}
+
+// Shown returns what a look shows of some things, as digests by their ids, for [Changes.Look]. They may tell of secrets, and are not
 // to be written down.
 func Shown(things []Thing) map[string]string {
 	shown := make(map[string]string, len(things))
@@ -74,8 +89,17 @@ func Shown(things []Thing) map[string]string {
 	return shown
 }
 
-// Differ reports the ids of which two looks at all things, as [Shown], do not show the same.
-func (c *Changes) Differ(was, is map[string]string) {
+// Look looks at all things, as [Shown], and reports what differs from the look before. It also reports once more what has been reported
+// since that look: whoever looked at such a thing meanwhile may have seen it in between two changes of which the second one undid the first,
+// so that these two looks show no difference.
+func (c *Changes) Look(was map[string]string, shown func() (map[string]string, error)) (is map[string]string, err error) {
+	c.mu.Lock()
+	told, anything := c.told, c.toldAny
+	c.told, c.toldAny = map[string]bool{}, false // what is reported from now on may be later than this look
+	c.mu.Unlock()
+	if is, err = shown(); err != nil {
+		return nil, err
+	}
 	for id, version := range is {
 		if before, ok := was[id]; !ok || before != version {
 			c.Add(id)
@@ -86,6 +110,12 @@ func (c *Changes) Differ(was, is map[string]string) {
 			c.Add(id)
 		}
 	}
+	if anything || len(told) > 0 {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.add(slices.Collect(maps.Keys(told))) // which is not reported for a third time
+	}
+	return is, nil
 }
 
 // End reports that no change is told any more, and why.

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"converge.dev/converge/providers"
 )
@@ -131,5 +132,72 @@ func TestChanges(t *testing.T) {
 	})
 	if step != len(steps)+1 {
 		t.Errorf("%d events", step)
+	}
+}
+
+// What was reported since one look is reported once more by the next: the thing may have changed and changed back, while others looked.
+func TestLook(t *testing.T) {
+	synctest.Test(t, look)
+}
+
+func look(t *testing.T) {
+	changes := providers.NewChanges()
+	event := func() string {
+		got := ""
+		changes.Each(t.Context(), func(ids []string, err error) bool {
+			got = fmt.Sprint(ids, err)
+			return false
+		})
+		return got
+	}
+	nothing := func(what string) {
+		t.Helper()
+		ctx, stop := context.WithCancel(t.Context())
+		go changes.Each(ctx, func(ids []string, err error) bool {
+			if err == nil {
+				t.Errorf("%s: %v is told", what, ids)
+			}
+			return false
+		})
+		synctest.Wait()
+		stop()
+		synctest.Wait()
+	}
+	seen := map[string]string{"a": "1", "b": "1"}
+	look := func(now map[string]string) {
+		t.Helper()
+		var err error
+		if seen, err = changes.Look(seen, func() (map[string]string, error) { return now, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(what, want string) {
+		t.Helper()
+		if got := event(); got != want {
+			t.Errorf("%s: %s, want %s", what, got, want)
+		}
+	}
+	same := map[string]string{"a": "1", "b": "1"}
+	want("at first", "[] <nil>")
+	look(same)
+	want("the first event once more", "[] <nil>")
+	look(same)
+	nothing("nothing has changed")
+	changes.Add("a")
+	want("an event", "[a] <nil>")
+	look(same)
+	want("that event once more", "[a] <nil>")
+	look(same)
+	nothing("not for a third time")
+	look(map[string]string{"a": "1", "b": "2", "c": "1"})
+	want("what differs", "[b c] <nil>")
+	look(map[string]string{"a": "1", "b": "2", "c": "1"})
+	want("what differed once more", "[b c] <nil>")
+	look(map[string]string{"a": "1", "b": "2", "c": "1"})
+	nothing("nothing differs")
+	look(map[string]string{"a": "1", "b": "2"})
+	want("what is gone", "[c] <nil>")
+	if _, err := changes.Look(seen, func() (map[string]string, error) { return nil, errors.New("no reply") }); err == nil {
+		t.Error("a look that failed counts")
 	}
 }

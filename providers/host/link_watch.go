@@ -55,12 +55,10 @@ func (k *links) follow(ctx context.Context, seen map[string]string, look <-chan 
 			return context.Cause(ctx)
 		case <-look:
 		}
-		now, err := k.shown()
-		if err != nil {
+		var err error
+		if seen, err = changes.Look(seen, k.shown); err != nil {
 			return err
 		}
-		changes.Differ(seen, now)
-		seen = now
 	}
 }
 

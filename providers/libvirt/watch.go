@@ -52,12 +52,10 @@ func (k *kind) poll(ctx context.Context, l *link, seen map[string]string, change
 			return context.Cause(ctx)
 		case <-tick.C:
 		}
-		now, err := k.shown(ctx)
-		if err != nil {
+		var err error
+		if seen, err = changes.Look(seen, func() (map[string]string, error) { return k.shown(ctx) }); err != nil {
 			return err
 		}
-		changes.Differ(seen, now)
-		seen = now
 	}
 }
 

@@ -66,12 +66,10 @@ func (k *kind) poll(ctx context.Context, seen map[string]string, look <-chan str
 		case <-tick.C:
 		case <-look:
 		}
-		now, err := k.shown()
-		if err != nil {
+		var err error
+		if seen, err = changes.Look(seen, k.shown); err != nil {
 			return err
 		}
-		changes.Differ(seen, now)
-		seen = now
 	}
 }
 
