@@ -372,15 +372,17 @@ func TestTortureDamagedStopStops(t *testing.T) {
 		before := s.World.Dump()
 		key := "/converge/test/hold/" + scope
 		says := strings.TrimPrefix(scope, "run:") + " is on hold"
-		err := s.Store.Hold(ctx, scope, "ada", "maintenance")
+		err := errors.Join(s.Store.Hold(ctx, "elsewhere", "ada", "maintenance"), s.Store.Release(ctx, "elsewhere", "ada", "")) // for the audit log
+		h := state.Hold{Scope: scope, Reason: "maintenance", By: "ada"}
 		if of, run := strings.CutPrefix(scope, "run:"); run {
-			rerr := s.Store.Release(ctx, scope, "ada", "")
-			_, herr := s.KV.Commit(ctx, nil, []state.Op{s.Store.HoldOp(state.Hold{Scope: of, Reason: "a run before"})})
-			err = errors.Join(err, rerr, herr)
+			h = state.Hold{Scope: of, Reason: "a run before"}
 		}
 		if scope == "freeze" {
 			key, says = "/converge/test/freeze", "the site is frozen" // whoever set the freeze, and whatever the value
-			err = errors.Join(s.Store.Release(ctx, scope, "ada", ""), s.Store.SetFreeze(ctx, true, "ada", "maintenance"))
+			err = errors.Join(err, s.Store.SetFreeze(ctx, true, "ada", "maintenance"))
+		} else {
+			_, herr := s.KV.Commit(ctx, nil, []state.Op{s.Store.HoldOp(h)})
+			err = errors.Join(err, herr)
 		}
 		// One that belongs to a run, which would not stop that run.
 		_, herr := s.KV.Commit(ctx, nil, []state.Op{s.Store.HoldOp(state.Hold{Scope: "elsewhere", Reason: "a run", Run: "r"})})
