@@ -107,9 +107,12 @@ func (a *API) inventory(r *http.Request) (any, int, error) {
 	if all.err != nil {
 		return nil, 0, away(all.err)
 	}
-	inv, more, err := survey.Recorded(a.o.Site, all.Inventory, since, after, p.limit)
-	if err != nil { // there is no such revision, or what happened since then is no longer known
+	if err := survey.Remembers(all.Inventory, since); err != nil {
 		return nil, 0, problem(http.StatusGone, "since: %v", err)
+	}
+	inv, more, err := survey.Recorded(a.o.Site, all.Inventory, since, after, p.limit)
+	if err != nil {
+		return nil, 0, err
 	}
 	v := InventoryPage{Site: inv.Site, Revision: inv.Revision, Since: since, At: inv.At, Items: inv.Items}
 	if more {

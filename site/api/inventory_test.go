@@ -79,6 +79,14 @@ func TestInventory(t *testing.T) {
 		}
 	}
 
+	broken := state.InventoryPlace{Place: schema.Place{Scope: "site", Kind: "far.odd"}, Items: []state.InventoryItem{{ID: "1", Digest: "d", Shown: []byte(`[]`)}}}
+	record(near, far, broken)
+	if res, body := b.get("/v1/inventory"); res.StatusCode != http.StatusServiceUnavailable || !strings.Contains(body, "far.odd 1 of site cannot be read") {
+		t.Errorf("what cannot be read: %d %s", res.StatusCode, body)
+	}
+	broken.Items = nil
+	record(near, far, broken)
+
 	b.Inventoried(nil, nil) // and then became the keeper
 	b.keep()
 	if c := b.component("inventory"); c.State != api.Unknown || c.Critical {

@@ -173,12 +173,9 @@ func (a *app) serve(ctx context.Context, f serving) (err error) {
 	if err != nil {
 		return err
 	}
-	keys, _, err := a.authority(f.trust)
+	keys, err := s.siteKeys(f.trust)
 	if err != nil {
 		return err
-	}
-	if keys.Site().Name != s.site {
-		return &view.Problem{What: "the keys are those of another site", Where: "they are for " + keys.Site().Name + ", and this is " + s.site, Fix: "Name the directory of the right ones with -trust-dir."}
 	}
 	s.id = keys.Site().ID
 	socket := f.socket
