@@ -24,6 +24,8 @@ step "tests" go test -vet=off -count=1 -p 3 -timeout 8h -run '^TestTorture' $lon
 step "decoders, on the same inputs in every run" e2e/fuzz.sh
 if [ "$CONVERGE_TORTURE" = nightly ]; then # what chance finds judges no push
 	step "decoders, fuzzed for 10m each" e2e/fuzz.sh 10m
+	step "libvirt and Open vSwitch, with the race detector" \
+		go test -tags libvirt_dlopen -vet=off -count=1 -race -timeout 1h -run '^TestReal$|^TestLaws$/^real$' ./providers/libvirt ./providers/ovs
 	step "the program conftest" go test -C e2e/outside -count=1 -timeout 1h .
 fi
 step "seeded bugs" go run ./e2e/mutants
