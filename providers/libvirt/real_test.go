@@ -506,7 +506,7 @@ func closed(n *node) {
 		_, err := providers.Collect(p.Kinds[0].Kind.List(n.Context()))
 		n.fails(err, providers.Transient, "the provider is closed")
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for connections() > before && time.Now().Before(deadline) {
 		time.Sleep(10 * time.Millisecond) // the event loop closes them
 	}
@@ -544,7 +544,7 @@ func killed(n *node) {
 		n.Error("while libvirtd is away, the health is good")
 	}
 	n.host.Restart(n)
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for n.p.Health(n.Context()) != nil && time.Now().Before(deadline) {
 		time.Sleep(50 * time.Millisecond)
 	}

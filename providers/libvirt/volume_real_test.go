@@ -135,14 +135,14 @@ func cutCopy(n *node) {
 			if _, err := os.Stat(file); err == nil {
 				break
 			}
-			if time.Since(begun) > 20*time.Second {
+			if time.Since(begun) > 2*time.Minute {
 				n.Fatal("the copy does not begin")
 			}
 		}
 		n.host.Kill(n)
 		n.fails(<-ended, providers.Unknown)
 		n.host.Restart(n)
-		for begun := time.Now(); n.p.Health(n.Context()) != nil && time.Since(begun) < 20*time.Second; {
+		for begun := time.Now(); n.p.Health(n.Context()) != nil && time.Since(begun) < 2*time.Minute; {
 			time.Sleep(50 * time.Millisecond)
 		}
 		n.host.Virsh(n, "vol-info", "--pool", "p", "copy-"+format)

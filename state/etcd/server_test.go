@@ -78,7 +78,7 @@ func serve(t *testing.T, scheme string, o etcd.Options, flags ...string) *server
 		}
 	})
 	o.Endpoints = []string{s.url}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		kv, err := etcd.Open(t.Context(), o)
 		if err == nil {
