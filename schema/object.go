@@ -183,8 +183,12 @@ func Equal(a, b any) bool {
 	return a == b
 }
 
+// AppendJSON appends the object as JSON with sorted keys and without blanks. Equal objects become equal text. It panics on what is no JSON
+// value.
+func (o Object) AppendJSON(b []byte) []byte { return canonical.Append(b, map[string]any(o)) }
+
 // Digest returns the hex SHA-256 of the object as JSON with sorted keys. Equal objects have equal digests.
 func (o Object) Digest() string {
-	sum := sha256.Sum256(canonical.Append(nil, map[string]any(o)))
+	sum := sha256.Sum256(o.AppendJSON(nil))
 	return hex.EncodeToString(sum[:])
 }

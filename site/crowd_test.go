@@ -32,6 +32,7 @@ import (
 
 	"converge.dev/converge/agent"
 	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/internal/enginetest"
 	"converge.dev/converge/internal/reverse"
 	"converge.dev/converge/providers"
@@ -48,8 +49,9 @@ var (
 
 // What BenchmarkCrowd promises.
 const (
-	crowdPerNode = 60 << 10    // bytes that a node costs a replica at rest
-	crowdSeen    = time.Second // from a change on a node until the site is told of it
+	crowdPerNode = 60 << 10        // bytes that a node costs a replica at rest
+	crowdSeen    = time.Second     // from a change on a node until the site is told of it
+	crowdTaken   = 5 * time.Second // from the lock until a new leader has changed something
 )
 
 // A member is a node of the crowd that is to enrol.
@@ -180,6 +182,7 @@ func openFront(b *testing.B, s *enginetest.Site, keys *trust.Authority, address 
 			}
 			return node, err
 		},
+		Keeps: func(string) bool { return true },
 		Key: func() (ed25519.PrivateKey, int64, error) {
 			key, _, err := keys.SignKey()
 			return key, keys.Document().Version, err
@@ -337,6 +340,7 @@ func crowd(b *testing.B, n, events int) {
 	f := openFront(b, s, keys, told.Address)
 	far.order(b, "go")
 	_, took := f.all(b, n)
+	b.Logf("connected after %v", took)
 	b.ReportMetric(took.Seconds(), "s-to-connect")
 	settle()
 	idle := measured(b).since(b, none, n, "idle")
@@ -348,8 +352,10 @@ func crowd(b *testing.B, n, events int) {
 	f.close() // as when the process ends
 	f = openFront(b, s, keys, told.Address)
 	half, whole := f.all(b, n)
+	b.Logf("connected again after %v, half of them after %v", whole, half)
 	b.ReportMetric(half.Seconds(), "s-to-reconnect-half")
 	b.ReportMetric(whole.Seconds(), "s-to-reconnect")
+	taken(b, s, f, n)
 	far.stop(b)
 	f.close()
 }
@@ -443,6 +449,44 @@ func watched(b *testing.B, s *enginetest.Site, f *front, far *crowded, none foot
 	b.ReportMetric(most.Seconds()*1e3, "ms-seen-max")
 	if most > crowdSeen {
 		b.Errorf("a change was seen after %v, later than %v", most, crowdSeen)
+	}
+}
+
+// taken measures how soon a process that has begun to lead has its first effect: it has the nodes' connections, as every replica does, and
+// knows nothing of them yet.
+func taken(b *testing.B, s *enginetest.Site, f *front, n int) {
+	b.Helper()
+	resources := map[string]string{}
+	for i := range n {
+		resources[nameOf(i)+"/near.bridge/br"] = `{"size": 1}`
+	}
+	lead := func() (took time.Duration, steps int) {
+		e := s.Engine(func(o *engine.Options) {
+			o.Open = func(ctx context.Context, _ schema.Site, needs []providers.Need) (*providers.Set, error) {
+				return f.nodes.Open(ctx, needs)
+			}
+		})
+		defer e.Close()
+		begin := time.Now()
+		p, err := e.Plan(b.Context(), s.Document(b, resources), plan.Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := e.Apply(b.Context(), p, engine.ApplyOptions{}); err != nil {
+			b.Fatal(err)
+		}
+		return time.Since(begin), len(p.Steps)
+	}
+	took, steps := lead()
+	b.Logf("%d things were created in %v", steps, took)
+	resources[nameOf(n/2)+"/near.bridge/br"] = `{"size": 2}`
+	if took, steps = lead(); steps != 1 {
+		b.Fatalf("%d steps, not one", steps)
+	}
+	b.Logf("a new leader has ended its first change after %v", took)
+	b.ReportMetric(took.Seconds(), "s-first-effect")
+	if took > crowdTaken {
+		b.Errorf("a new leader has its first effect after %v, later than %v", took, crowdTaken)
 	}
 }
 

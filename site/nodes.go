@@ -20,6 +20,7 @@ import (
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/remote"
 	"converge.dev/converge/providers/remote/remotepb"
+	"converge.dev/converge/providers/wire"
 	"converge.dev/converge/providers/wire/wirepb"
 )
 
@@ -29,6 +30,9 @@ type NodesOptions struct {
 	Who   func(tls.ConnectionState) (node string, err error) // whose connection it is, from its verified certificate; an error when it is not admitted
 	Key   func() (ed25519.PrivateKey, int64, error)          // signs tasks, and the version of the trust document that announced it
 	Epoch func(context.Context) (int64, error)               // the newest epoch of the site lock
+	// Keeps says whether what nodes list of a kind may be kept from one list to the next, which are then cheaper: its things show no
+	// secrets.
+	Keeps func(kind string) bool
 	// Changed is called whenever a node has come or gone, or serves something else. Optional.
 	Changed func()
 	Logger  *slog.Logger
@@ -78,6 +82,7 @@ func (n *Nodes) leading() (leads bool, changes <-chan struct{}) {
 type node struct {
 	name  string
 	tasks remote.Sequence
+	lists *wire.Memory
 
 	mu       sync.Mutex
 	nth      int           // how often it has come
@@ -247,7 +252,7 @@ func (n *Nodes) node(name string) *node {
 	defer n.mu.Unlock()
 	nd := n.nodes[name]
 	if nd == nil {
-		nd = &node{name: name, came: make(chan struct{})}
+		nd = &node{name: name, lists: wire.NewMemory(n.o.Keeps), came: make(chan struct{})}
 		n.nodes[name] = nd
 	}
 	return nd
@@ -328,7 +333,7 @@ func (n *Nodes) current(ctx context.Context, epoch int64) error {
 
 func (n *Nodes) options(nd *node, at remote.Line) remote.Options {
 	return remote.Options{
-		Site: n.o.Site, Node: nd.name, Line: at, Tasks: &nd.tasks, Key: n.o.Key, Silent: nd.silent, Logger: n.o.Logger,
+		Site: n.o.Site, Node: nd.name, Line: at, Tasks: &nd.tasks, Key: n.o.Key, Silent: nd.silent, Memory: nd.lists, Logger: n.o.Logger,
 		Anew: func(ctx context.Context) error { return n.hearing.from(ctx, nd.name, at) },
 	}
 }

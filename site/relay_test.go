@@ -66,14 +66,14 @@ func TestRelay(t *testing.T) {
 		y.fail(providers.Need{Scope: "n2", Provider: "odd"}, "no such device")
 		synctest.Wait()
 		conn := y.relay()
-		all, err := wire.Connect(t.Context(), conn)
+		all, err := wire.Connect(t.Context(), conn, nil)
 		if err != nil || len(all) != 2 || all[0].Scope != "n1" || all[1].Scope != "n2" {
 			t.Fatalf("%v, %v", all, err)
 		}
 		open := func() *providers.Set {
 			set, err := wire.Open(t.Context(), conn, []providers.Need{
 				{Scope: "n1", Provider: "near"}, {Scope: "n2", Provider: "near"}, {Scope: "n2", Provider: "odd"}, {Scope: "n3", Provider: "near"}, {Scope: schema.ScopeSite, Provider: "far"},
-			})
+			}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -120,13 +120,13 @@ func TestRelayOfWhatComesLater(t *testing.T) {
 		y.attend("n1")
 		synctest.Wait()
 		conn := y.relay()
-		set, err := wire.Open(t.Context(), conn, need)
+		set, err := wire.Open(t.Context(), conn, need, nil)
 		if err != nil || set.Failure("n1", "near") == nil || !strings.Contains(set.Failure("n1", "near").Error(), "ovsdb does not run") {
 			t.Fatalf("%v, %v", err, set)
 		}
 		y.fail(need[0], "")
 		time.Sleep(comeBack)
-		if set, err = wire.Open(t.Context(), conn, need); err != nil {
+		if set, err = wire.Open(t.Context(), conn, need, nil); err != nil {
 			t.Fatal(err)
 		}
 		bridges(t, set, "n1")
@@ -146,7 +146,7 @@ func TestApplyThroughTheRelay(t *testing.T) {
 		y.stands(site.Differs, "")
 		e := y.Engine(func(o *engine.Options) {
 			o.Open = func(ctx context.Context, _ schema.Site, needs []providers.Need) (*providers.Set, error) {
-				return wire.Open(ctx, conn, needs)
+				return wire.Open(ctx, conn, needs, nil)
 			}
 		})
 		defer e.Close()
@@ -174,7 +174,7 @@ func TestRelayRefusesAnotherEpoch(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer lock.Close()
-		set, err := wire.Open(t.Context(), y.relay(), []providers.Need{{Scope: "n1", Provider: "near"}})
+		set, err := wire.Open(t.Context(), y.relay(), []providers.Need{{Scope: "n1", Provider: "near"}}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -210,7 +210,7 @@ func TestLaws(t *testing.T) {
 			return y.nodes.Open(y.t.Context(), []providers.Need{n})
 		},
 		"relay": func(y *yard, n providers.Need) (*providers.Set, error) {
-			return wire.Open(y.t.Context(), y.relay(), []providers.Need{n})
+			return wire.Open(y.t.Context(), y.relay(), []providers.Need{n}, nil)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -100,6 +100,7 @@ func (y *yard) newNodes() *site.Nodes {
 			}
 			return node, err
 		},
+		Keeps: func(string) bool { return true },
 		Key: func() (ed25519.PrivateKey, int64, error) {
 			key, _, err := y.keys.SignKey()
 			return key, y.keys.Document().Version, err

@@ -29,7 +29,7 @@ func Pipe(t testing.TB, p *providers.Provider) *providers.Provider {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ps, err := wire.Connect(t.Context(), conn)
+	ps, err := wire.Connect(t.Context(), conn, wire.NewMemory(func(string) bool { return true }))
 	if err != nil {
 		t.Fatal(err)
 	}

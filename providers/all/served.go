@@ -41,7 +41,7 @@ func (o Options) openServed(ctx context.Context, needs []providers.Need) (*provi
 	if err != nil {
 		return nil, err
 	}
-	set, err := wire.Open(ctx, conn, needs)
+	set, err := wire.Open(ctx, conn, needs, nil)
 	if err != nil && ctx.Err() != nil {
 		return nil, errors.Join(context.Cause(ctx), conn.Close())
 	}
@@ -79,7 +79,7 @@ func (o Options) served() ([]providers.Need, error) {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), asking)
 	defer cancel()
-	ps, err := wire.Connect(ctx, conn)
+	ps, err := wire.Connect(ctx, conn, nil)
 	if err != nil {
 		return nil, fmt.Errorf("fake.server: %w", err)
 	}

@@ -45,6 +45,7 @@ type Options struct {
 	Silent func()                                    // optional; called when the node was asked and did not answer in time
 	Anew   func(ctx context.Context) error           // optional; fails unless the node reports over new connections; without it no guard is ended to keep what it guards
 	Now    func() time.Time                          // optional; time.Now
+	Memory *wire.Memory                              // optional; of what the node lists
 	Logger *slog.Logger                              // optional
 }
 
@@ -56,7 +57,7 @@ func Open(ctx context.Context, o Options, needs []providers.Need) (*providers.Se
 	}
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	c := &conn{Options: o, permits: map[string]*providers.Permit{}}
-	set, err := wire.Open(ctx, c, needs)
+	set, err := wire.Open(ctx, c, needs, o.Memory)
 	if err != nil {
 		return nil, err
 	}

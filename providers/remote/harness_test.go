@@ -28,6 +28,7 @@ import (
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/providers/remote"
 	"converge.dev/converge/providers/remote/remotepb"
+	"converge.dev/converge/providers/wire"
 	"converge.dev/converge/providers/wire/wirepb"
 	"converge.dev/converge/schema"
 )
@@ -75,12 +76,13 @@ func public(k ed25519.PrivateKey) ed25519.PublicKey { return k.Public().(ed25519
 
 // A node is an agent with its far side, and the site's line to it.
 type node struct {
-	t     testing.TB
-	world *fake.World
-	path  string                     // of the ledger
-	calls calls                      // what comes between the site and the node
-	logs  logs                       // of both
-	serve func() *providers.Provider // what the agent serves
+	t      testing.TB
+	world  *fake.World
+	path   string                     // of the ledger
+	calls  calls                      // what comes between the site and the node
+	logs   logs                       // of both
+	serve  func() *providers.Provider // what the agent serves
+	memory *wire.Memory               // of the site; the same for all that lead
 
 	mu     sync.Mutex
 	shows  ed25519.PrivateKey // the key of the certificate of the present connection
@@ -98,7 +100,7 @@ type node struct {
 // newNode returns a node that is connected and has a head of epoch 1.
 func newNode(t testing.TB, w *fake.World) *node {
 	t.Helper()
-	n := &node{t: t, world: w, path: filepath.Join(t.TempDir(), "ledger"), shows: key("node"), key: key("node"), signer: key("site"), trust: 1}
+	n := &node{t: t, world: w, path: filepath.Join(t.TempDir(), "ledger"), shows: key("node"), key: key("node"), signer: key("site"), trust: 1, memory: wire.NewMemory(func(string) bool { return true })}
 	n.serve = func() *providers.Provider { return w.Provider("lab", nodeName) }
 	n.start()
 	n.connect()
@@ -220,7 +222,7 @@ func (n *node) renew(k ed25519.PrivateKey) {
 // options are those of a site.
 func (n *node) options(s *remote.Sequence) remote.Options {
 	return remote.Options{
-		Site: siteID, Node: nodeName, Line: n, Tasks: s, Logger: n.logs.logger(),
+		Site: siteID, Node: nodeName, Line: n, Tasks: s, Memory: n.memory, Logger: n.logs.logger(),
 		Key: func() (ed25519.PrivateKey, int64, error) { return n.signer, n.trust, nil },
 	}
 }

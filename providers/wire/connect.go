@@ -13,7 +13,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/status"
 
 	"converge.dev/converge/providers"
@@ -27,8 +26,8 @@ const maxMessage = 64 << 20
 const askedAtOnce = 10_000
 
 // Connect returns the providers that the other side of conn serves. Closing them does not close conn. It fails when a provider
-// has traits that this version does not know: they may forbid what it would do.
-func Connect(ctx context.Context, conn grpc.ClientConnInterface) ([]*providers.Provider, error) {
+// has traits that this version does not know: they may forbid what it would do. A memory has what they list; nil: nothing is remembered.
+func Connect(ctx context.Context, conn grpc.ClientConnInterface, memory *Memory) ([]*providers.Provider, error) {
 	stub := wirepb.NewProvidersClient(conn)
 	r, err := stub.Describe(ctx, &wirepb.DescribeRequest{})
 	if err != nil {
@@ -36,7 +35,7 @@ func Connect(ctx context.Context, conn grpc.ClientConnInterface) ([]*providers.P
 	}
 	ps := make([]*providers.Provider, len(r.GetProviders()))
 	for i, d := range r.GetProviders() {
-		if ps[i], err = described(stub, d); err != nil {
+		if ps[i], err = described(stub, d, memory); err != nil {
 			return nil, err
 		}
 	}
@@ -44,7 +43,7 @@ func Connect(ctx context.Context, conn grpc.ClientConnInterface) ([]*providers.P
 }
 
 // Open is [Connect] for those providers that are needed. One that the other side does not serve is a failure of the set.
-func Open(ctx context.Context, conn grpc.ClientConnInterface, needs []providers.Need) (*providers.Set, error) {
+func Open(ctx context.Context, conn grpc.ClientConnInterface, needs []providers.Need, memory *Memory) (*providers.Set, error) {
 	stub, q := wirepb.NewProvidersClient(conn), &wirepb.DescribeRequest{}
 	for _, n := range needs {
 		if !slices.Contains(q.GetScopes(), n.Scope) {
@@ -63,7 +62,7 @@ func Open(ctx context.Context, conn grpc.ClientConnInterface, needs []providers.
 			failed[n] = missing(r, n)
 			continue
 		}
-		p, err := described(stub, r.GetProviders()[i])
+		p, err := described(stub, r.GetProviders()[i], memory)
 		if err != nil {
 			failed[n] = err
 			continue
@@ -100,10 +99,10 @@ func clip(text string) string {
 }
 
 // described returns a provider of the other side.
-func described(stub wirepb.ProvidersClient, d *wirepb.Provider) (*providers.Provider, error) {
+func described(stub wirepb.ProvidersClient, d *wirepb.Provider, memory *Memory) (*providers.Provider, error) {
 	kinds := make([]providers.Served, len(d.GetKinds()))
 	for i, k := range d.GetKinds() {
-		far := &remote{stub, &wirepb.Where{Scope: d.GetScope(), Kind: k.GetName()}}
+		far := &remote{stub, &wirepb.Where{Scope: d.GetScope(), Kind: k.GetName()}, memory}
 		kinds[i] = providers.Served{Name: k.GetName(), Kind: far}
 		if k.GetWatches() {
 			kinds[i].Watch = far.watch
@@ -197,8 +196,9 @@ func toldOrLost(err error) error {
 
 // A remote kind is served by another process.
 type remote struct {
-	stub wirepb.ProvidersClient
-	at   *wirepb.Where
+	stub   wirepb.ProvidersClient
+	at     *wirepb.Where
+	memory *Memory // nil: none
 }
 
 // readError returns the error of a call that changes nothing. One that failed on the way may be repeated.
@@ -214,38 +214,82 @@ func (r *remote) readError(op string, err error) error {
 	return &providers.Error{Op: op, Kind: r.at.GetKind(), Class: class, Code: status.Code(err).String(), Err: onTheWay(err)}
 }
 
-// pages yields the things of a stream of pages.
-func (r *remote) pages(stream grpc.ServerStreamingClient[wirepb.Things], err error) iter.Seq2[providers.Thing, error] {
-	return func(yield func(providers.Thing, error) bool) {
-		for err == nil {
-			var page *wirepb.Things
-			if page, err = stream.Recv(); errors.Is(err, io.EOF) {
+// pages yields the pages of a stream, of which those that the caller knows are not sent.
+func (r *remote) pages(stream grpc.ServerStreamingClient[wirepb.Things], err error, known []page) iter.Seq2[page, error] {
+	return func(yield func(page, error) bool) {
+		for nth := 0; err == nil; nth++ {
+			var sent *wirepb.Things
+			if sent, err = stream.Recv(); errors.Is(err, io.EOF) {
 				return
 			}
-			for _, encoded := range page.GetThings() {
-				th, err := decodeThing(encoded)
-				if err != nil {
-					yield(providers.Thing{}, &providers.Error{Op: "observe", Kind: r.at.GetKind(), Class: providers.Invalid, Err: err})
-					return
-				}
-				if !yield(th, nil) {
-					return
-				}
+			if err != nil {
+				break
+			}
+			p, err := r.page(sent, nth, known)
+			if !yield(p, err) || err != nil {
+				return
 			}
 		}
-		yield(providers.Thing{}, r.readError("observe", err))
+		yield(page{}, r.readError("observe", err))
 	}
 }
 
-var reading = []grpc.CallOption{grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxMessage)}
+// page returns the nth page of a list.
+func (r *remote) page(sent *wirepb.Things, nth int, known []page) (page, error) {
+	invalid := func(err error) (page, error) {
+		return page{}, &providers.Error{Op: "observe", Kind: r.at.GetKind(), Class: providers.Invalid, Err: err}
+	}
+	if sent.GetKnown() {
+		if nth >= len(known) || !bytes.Equal(known[nth].digest, sent.GetDigest()) || len(sent.GetThings()) > 0 {
+			return invalid(fmt.Errorf("the other side sends nothing of page %d, which this side does not know", nth+1))
+		}
+		return known[nth], nil
+	}
+	p := page{digest: sent.GetDigest(), things: make([]providers.Thing, len(sent.GetThings()))}
+	for i, encoded := range sent.GetThings() {
+		p.bytes += len(encoded.GetSpec()) + len(encoded.GetStatus())
+		var err error
+		if p.things[i], err = decodeThing(encoded); err != nil {
+			return invalid(err)
+		}
+	}
+	return p, nil
+}
+
+var reading = grpc.MaxCallRecvMsgSize(maxMessage)
 
 // List implements [providers.Kind].
 func (r *remote) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
 	return func(yield func(providers.Thing, error) bool) {
 		ctx, cancel := context.WithCancel(ctx) // a list that is left early also ends on the other side
 		defer cancel()
-		stream, err := r.stub.List(ctx, &wirepb.ListRequest{Where: r.at}, reading...)
-		r.pages(stream, err)(yield)
+		known := r.memory.last(r.at)
+		q := &wirepb.ListRequest{Where: r.at}
+		for _, p := range known {
+			q.Known = append(q.Known, p.digest)
+		}
+		stream, err := r.stub.List(ctx, q, reading)
+		var all []page
+		keep := r.memory.has(r.at.GetKind())
+		for p, err := range r.pages(stream, err, known) {
+			if err != nil {
+				yield(providers.Thing{}, err)
+				return
+			}
+			for i := range p.things {
+				th := p.things[i]
+				if keep { // what is yielded is the caller's own
+					th = copyOf(&th)
+				}
+				if !yield(th, nil) {
+					return
+				}
+			}
+			if keep {
+				all = append(all, p)
+			}
+		}
+		r.memory.keep(r.at, all)
 	}
 }
 
@@ -253,12 +297,14 @@ func (r *remote) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
 func (r *remote) Get(ctx context.Context, ids []string) (things []providers.Thing, err error) {
 	for len(ids) > 0 {
 		n := min(len(ids), askedAtOnce)
-		stream, err := r.stub.Get(ctx, &wirepb.GetRequest{Where: r.at, Ids: ids[:n]}, reading...)
-		some, err := providers.Collect(r.pages(stream, err))
-		if err != nil {
-			return nil, err
+		stream, err := r.stub.Get(ctx, &wirepb.GetRequest{Where: r.at, Ids: ids[:n]}, reading)
+		for p, err := range r.pages(stream, err, nil) {
+			if err != nil {
+				return nil, err
+			}
+			things = append(things, p.things...)
 		}
-		things, ids = append(things, some...), ids[n:]
+		ids = ids[n:]
 	}
 	return things, nil
 }
@@ -268,7 +314,7 @@ func (r *remote) watch(ctx context.Context) iter.Seq2[[]string, error] {
 	return func(yield func([]string, error) bool) {
 		ctx, cancel := context.WithCancel(ctx) // as in a list
 		defer cancel()
-		stream, err := r.stub.Watch(ctx, &wirepb.WatchRequest{Where: r.at}, reading...)
+		stream, err := r.stub.Watch(ctx, &wirepb.WatchRequest{Where: r.at}, reading)
 		for err == nil {
 			var event *wirepb.Changes
 			if event, err = stream.Recv(); err == nil && !yield(event.GetIds(), nil) {
@@ -281,11 +327,7 @@ func (r *remote) watch(ctx context.Context) iter.Seq2[[]string, error] {
 
 // change makes a change. One that failed on the way may have had its effect.
 func (r *remote) change(op string, c *providers.Call, call func(*wirepb.CallRequest) (providers.Answer, error)) error {
-	request, err := encodeCall(c)
-	if err != nil {
-		return &providers.Error{Op: op, Ref: c.Ref, Class: providers.Invalid, Err: err}
-	}
-	answer, err := call(request)
+	answer, err := call(encodeCall(c))
 	f, told := FailureOf(err)
 	if told {
 		answer = providers.Answer{ID: f.GetChosen(), Armed: f.GetArmed()}

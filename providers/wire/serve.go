@@ -1,7 +1,9 @@
 package wire
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +14,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/internal/keyed"
@@ -98,7 +102,7 @@ func (s *server) List(r *wirepb.ListRequest, out grpc.ServerStreamingServer[wire
 	if err != nil {
 		return err
 	}
-	pages := pager{out: out}
+	pages := pager{out: out, known: r.GetKnown()}
 	for th, err := range k.Kind.List(out.Context()) {
 		if err != nil {
 			return StatusOf(EncodeFailure(err))
@@ -149,32 +153,49 @@ func (s *server) Watch(r *wirepb.WatchRequest, out grpc.ServerStreamingServer[wi
 	return nil
 }
 
-// A pager sends things in pages.
+// A pager sends things in pages, and of the pages that the other side knows only that they are the same.
 type pager struct {
 	out   grpc.ServerStreamingServer[wirepb.Things]
-	page  wirepb.Things
-	bytes int
+	known [][]byte // digests of the pages of the other side that are still to come
+	page  []providers.Thing
+	text  []byte // of the page, for its digest
+	thing wirepb.Thing
 }
 
-func (p *pager) add(th *providers.Thing) error {
-	encoded, err := encodeThing(th)
-	if err != nil {
+func (p *pager) add(th *providers.Thing) (err error) {
+	p.page = append(p.page, *th)
+	encodeThing(&p.thing, th)
+	p.text = protowire.AppendVarint(p.text, uint64(proto.Size(&p.thing)))
+	if p.text, err = (proto.MarshalOptions{Deterministic: true, UseCachedSize: true}).MarshalAppend(p.text, &p.thing); err != nil {
 		return err
 	}
-	p.page.Things = append(p.page.Things, encoded)
-	if p.bytes += proto.Size(encoded); p.bytes < pageBytes && len(p.page.Things) < pageThings {
+	if len(p.text) < pageBytes && len(p.page) < pageThings {
 		return nil
 	}
 	return p.flush()
 }
 
 func (p *pager) flush() error {
-	if len(p.page.GetThings()) == 0 {
+	if len(p.page) == 0 {
 		return nil
 	}
-	err := p.out.Send(&p.page)
-	p.page.Things, p.bytes = nil, 0
-	return err
+	digest := sha256.Sum256(p.text)
+	next := &wirepb.Things{Digest: digest[:]}
+	if len(p.known) > 0 {
+		next.Known = bytes.Equal(p.known[0], next.GetDigest())
+		p.known = p.known[1:]
+	}
+	if !next.GetKnown() {
+		// Once something has been sent it is too late, and costs only bandwidth; to compress what says nothing costs more than to send it.
+		_ = grpc.SetSendCompressor(p.out.Context(), gzip.Name)
+		next.Things = make([]*wirepb.Thing, len(p.page))
+		for i := range p.page {
+			next.Things[i] = &wirepb.Thing{}
+			encodeThing(next.GetThings()[i], &p.page[i])
+		}
+	}
+	p.page, p.text = p.page[:0], p.text[:0]
+	return p.out.Send(next)
 }
 
 // change makes a change, and returns what the far side answered.

@@ -1,15 +1,14 @@
 // Package wire carries the contract of package providers between two processes, over gRPC: [Serve] offers the providers of one
 // process, and [Connect] returns them in the other, as providers that obey all laws of the contract.
 //
-// Messages contain the contract's own data, see providers.proto; the kinds of a provider are not repeated there. A list is sent
-// in compressed pages; an interrupted one is an error, never a shorter list. An interrupted change has an unknown outcome. An
-// interrupted watch ends with an error; so that it does when the other side is gone without a word, the connection must have
-// keepalive. Secrets that a call sets are sent in clear: the transport must keep them from others.
+// Messages contain the contract's own data, see providers.proto; the kinds of a provider are not repeated there. A list is sent in pages,
+// but for those that the other side has from before, see [Memory]; an interrupted list is an error, never a shorter one. An interrupted
+// change has an unknown outcome. An interrupted watch ends with an error; so that it does when the other side is gone without a word, the
+// connection must have keepalive. Secrets that a call sets are sent in clear: the transport must keep them from others.
 package wire
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -23,19 +22,19 @@ import (
 	"converge.dev/converge/schema"
 )
 
-// encodeObject returns an object as JSON; nil, which means none, as nil.
-func encodeObject(o schema.Object) ([]byte, error) {
+// encodeObject writes an object into b as JSON; nil, which means none, becomes nil. Equal objects become equal text.
+func encodeObject(b []byte, o schema.Object) []byte {
 	if o == nil {
-		return nil, nil
+		return nil
 	}
-	return json.Marshal(o)
+	return o.AppendJSON(b[:0])
 }
 
 func decodeObject(b []byte) (o schema.Object, err error) {
 	if len(b) == 0 {
 		return nil, nil
 	}
-	return o, json.Unmarshal(b, &o)
+	return o, o.UnmarshalJSON(b)
 }
 
 // encodeRef returns the text of a ref; empty for the zero ref, which means none.
@@ -65,16 +64,11 @@ func decodeMark(m *wirepb.Mark) (providers.Mark, error) {
 	return providers.Mark{Site: m.GetSite(), Ref: ref, Incarnation: int(m.GetIncarnation())}, err
 }
 
-func encodeThing(th *providers.Thing) (*wirepb.Thing, error) {
-	spec, serr := encodeObject(th.Spec)
-	state, terr := encodeObject(th.Status)
-	if err := errors.Join(serr, terr); err != nil {
-		return nil, fmt.Errorf("%s: %w", th.ID, err)
-	}
-	return &wirepb.Thing{
-		Id: th.ID, Uid: th.UID, Name: th.Name, Mark: encodeMark(th.Mark), Version: th.Version, Spec: spec, Status: state,
-		Phase: string(th.Phase), Detail: strings.ToValidUTF8(th.Detail, "�"), Derived: th.Derived, Passing: th.Passing, Unfilled: th.Unfilled,
-	}, nil
+// encodeThing makes m the message of a thing. It reuses the memory of the text that m has.
+func encodeThing(m *wirepb.Thing, th *providers.Thing) {
+	m.Id, m.Uid, m.Name, m.Mark, m.Version = th.ID, th.UID, th.Name, encodeMark(th.Mark), th.Version
+	m.Spec, m.Status = encodeObject(m.GetSpec(), th.Spec), encodeObject(m.GetStatus(), th.Status)
+	m.Phase, m.Detail, m.Derived, m.Passing, m.Unfilled = string(th.Phase), strings.ToValidUTF8(th.Detail, "�"), th.Derived, th.Passing, th.Unfilled
 }
 
 func decodeThing(th *wirepb.Thing) (providers.Thing, error) {
@@ -90,13 +84,11 @@ func decodeThing(th *wirepb.Thing) (providers.Thing, error) {
 	}, nil
 }
 
-func encodeCall(c *providers.Call) (*wirepb.CallRequest, error) {
-	want, werr := encodeObject(c.Want)
-	have, herr := encodeObject(c.Have)
+func encodeCall(c *providers.Call) *wirepb.CallRequest {
 	return &wirepb.CallRequest{
-		Ref: encodeRef(c.Ref), Id: c.ID, Uid: c.UID, Name: c.Name, Mark: encodeMark(c.Mark), Want: want, Have: have,
+		Ref: encodeRef(c.Ref), Id: c.ID, Uid: c.UID, Name: c.Name, Mark: encodeMark(c.Mark), Want: encodeObject(nil, c.Want), Have: encodeObject(nil, c.Have),
 		Version: c.Version, Key: c.Key, Epoch: c.Epoch, Guard: encodeGuard(c.Guard),
-	}, errors.Join(werr, herr)
+	}
 }
 
 func decodeCall(c *wirepb.CallRequest) (providers.Call, error) {

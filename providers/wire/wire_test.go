@@ -166,7 +166,7 @@ func TestErrorsArrive(t *testing.T) {
 
 // A line is a pipe that can be cut.
 type line struct {
-	*grpc.ClientConn
+	grpc.ClientConnInterface
 	server *grpc.Server
 }
 
@@ -198,7 +198,12 @@ func (l *line) kind(t *testing.T) providers.Kind {
 
 func (l *line) served(t *testing.T) providers.Served {
 	t.Helper()
-	ps, err := wire.Connect(t.Context(), l)
+	return l.remembered(t, nil)
+}
+
+func (l *line) remembered(t *testing.T, memory *wire.Memory) providers.Served {
+	t.Helper()
+	ps, err := wire.Connect(t.Context(), l, memory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -528,10 +533,10 @@ func TestTraitsArrive(t *testing.T) {
 		wirepb.RegisterProvidersServer(r, newer{})
 		return nil
 	})
-	if _, err := wire.Connect(t.Context(), future); err == nil || !strings.Contains(err.Error(), "NeverOnSundays") {
+	if _, err := wire.Connect(t.Context(), future, nil); err == nil || !strings.Contains(err.Error(), "NeverOnSundays") {
 		t.Errorf("unknown traits: %v", err)
 	}
-	if _, err := wire.Connect(t.Context(), newLine(t, serving())); err != nil {
+	if _, err := wire.Connect(t.Context(), newLine(t, serving()), nil); err != nil {
 		t.Errorf("a side that serves nothing: %v", err)
 	}
 }

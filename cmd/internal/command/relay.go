@@ -29,7 +29,7 @@ func (a *app) relay(server string, conf *config.File) (*farSide, error) {
 	a.closers = append(a.closers, func() { _ = conn.Close() })
 	return &farSide{
 		open: func(ctx context.Context, needs []providers.Need) (*providers.Set, error) {
-			set, err := wire.Open(ctx, conn, needs)
+			set, err := wire.Open(ctx, conn, needs, nil)
 			if err == nil || ctx.Err() != nil {
 				return set, err
 			}
@@ -42,7 +42,7 @@ func (a *app) relay(server string, conf *config.File) (*farSide, error) {
 			return set, err
 		},
 		offers: func(ctx context.Context) (needs []providers.Need, err error) {
-			ps, err := wire.Connect(ctx, conn)
+			ps, err := wire.Connect(ctx, conn, nil)
 			if err != nil {
 				return nil, &view.Problem{What: "the site agent does not answer", Where: path + ": " + err.Error(), Fix: "Start it with converge serve, or name another with -server.", Err: err}
 			}

@@ -26,6 +26,7 @@ import (
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/drift"
 	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/secret/sealed"
 	"converge.dev/converge/internal/files"
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/internal/retry"
@@ -206,7 +207,7 @@ func (a *app) serve(ctx context.Context, f serving) (err error) {
 			key, _, err := keys.SignKey()
 			return key, keys.Document().Version, err
 		},
-		Epoch: s.store.Epoch, Changed: func() { agent.Look() }, Logger: a.log,
+		Epoch: s.store.Epoch, Keeps: s.discreet, Changed: func() { agent.Look() }, Logger: a.log,
 	})
 	s.far = &farSide{open: nodes.Open, offers: func(context.Context) ([]providers.Need, error) { return nodes.Reached(), nil }}
 	if s.certs, err = s.openCertificates(ctx, f, keys); err != nil {
@@ -334,6 +335,12 @@ func beside(run func(context.Context) error, also func(context.Context)) func(co
 		running.Go(func() { also(until) })
 		return run(ctx)
 	}
+}
+
+// discreet reports whether things of a kind show no secrets.
+func (s *session) discreet(kind string) bool {
+	k := s.kinds[kind]
+	return k != nil && !sealed.Held(k)
 }
 
 // siteAgent returns the agent that keeps the site with this id.

@@ -462,6 +462,7 @@ func (x *Where) GetKind() string {
 type ListRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Where         *Where                 `protobuf:"bytes,1,opt,name=where,proto3" json:"where,omitempty"`
+	Known         [][]byte               `protobuf:"bytes,2,rep,name=known,proto3" json:"known,omitempty"` // digests of the pages of an earlier list, in their order
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -499,6 +500,13 @@ func (*ListRequest) Descriptor() ([]byte, []int) {
 func (x *ListRequest) GetWhere() *Where {
 	if x != nil {
 		return x.Where
+	}
+	return nil
+}
+
+func (x *ListRequest) GetKnown() [][]byte {
+	if x != nil {
+		return x.Known
 	}
 	return nil
 }
@@ -555,9 +563,12 @@ func (x *GetRequest) GetIds() []string {
 	return nil
 }
 
+// Things is a page.
 type Things struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Things        []*Thing               `protobuf:"bytes,1,rep,name=things,proto3" json:"things,omitempty"`
+	Things        []*Thing               `protobuf:"bytes,1,rep,name=things,proto3" json:"things,omitempty"` // none when the page is known
+	Digest        []byte                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // of the page of a list
+	Known         bool                   `protobuf:"varint,3,opt,name=known,proto3" json:"known,omitempty"`  // it is what the page at this place was that the caller has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -597,6 +608,20 @@ func (x *Things) GetThings() []*Thing {
 		return x.Things
 	}
 	return nil
+}
+
+func (x *Things) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *Things) GetKnown() bool {
+	if x != nil {
+		return x.Known
+	}
+	return false
 }
 
 type WatchRequest struct {
@@ -2143,15 +2168,18 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\awatches\x18\x03 \x01(\bR\awatches\"1\n" +
 	"\x05Where\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x12\n" +
-	"\x04kind\x18\x02 \x01(\tR\x04kind\"A\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\"W\n" +
 	"\vListRequest\x122\n" +
-	"\x05where\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhereR\x05where\"R\n" +
+	"\x05where\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhereR\x05where\x12\x14\n" +
+	"\x05known\x18\x02 \x03(\fR\x05known\"R\n" +
 	"\n" +
 	"GetRequest\x122\n" +
 	"\x05where\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhereR\x05where\x12\x10\n" +
-	"\x03ids\x18\x02 \x03(\tR\x03ids\">\n" +
+	"\x03ids\x18\x02 \x03(\tR\x03ids\"l\n" +
 	"\x06Things\x124\n" +
-	"\x06things\x18\x01 \x03(\v2\x1c.converge.providers.v1.ThingR\x06things\"B\n" +
+	"\x06things\x18\x01 \x03(\v2\x1c.converge.providers.v1.ThingR\x06things\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\fR\x06digest\x12\x14\n" +
+	"\x05known\x18\x03 \x01(\bR\x05known\"B\n" +
 	"\fWatchRequest\x122\n" +
 	"\x05where\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhereR\x05where\"\x1b\n" +
 	"\aChanges\x12\x10\n" +

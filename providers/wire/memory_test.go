@@ -1,0 +1,233 @@
+package wire_test
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"pgregory.net/rapid"
+
+	"converge.dev/converge/providers"
+	"converge.dev/converge/providers/wire"
+	"converge.dev/converge/providers/wire/wirepb"
+	"converge.dev/converge/schema"
+)
+
+// A meter counts the things that are sent in lists.
+type meter struct {
+	grpc.ClientConnInterface
+	things, known, asked int // in the last list: pages that the caller has
+}
+
+func (m *meter) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	s, err := m.ClientConnInterface.NewStream(ctx, desc, method, opts...)
+	return &metered{s, m}, err
+}
+
+type metered struct {
+	grpc.ClientStream
+	m *meter
+}
+
+func (s *metered) SendMsg(q any) error {
+	if q, ok := q.(*wirepb.ListRequest); ok {
+		s.m.asked = len(q.GetKnown())
+	}
+	return s.ClientStream.SendMsg(q)
+}
+
+func (s *metered) RecvMsg(r any) error {
+	err := s.ClientStream.RecvMsg(r)
+	if r, ok := r.(*wirepb.Things); ok && err == nil {
+		s.m.things += len(r.GetThings())
+		if r.GetKnown() {
+			s.m.known++
+		}
+	}
+	return err
+}
+
+// A stock is a list that changes.
+type stock struct{ things []providers.Thing }
+
+func (s *stock) kind() kind {
+	return kind{list: func(context.Context) iter.Seq2[providers.Thing, error] {
+		return providers.Listed(func() ([]providers.Thing, error) { return slices.Clone(s.things), nil })
+	}}
+}
+
+func every(string) bool { return true }
+
+// TestKnownPages: only the pages that differ are sent again, and the list is what the other side has.
+func TestKnownPages(t *testing.T) {
+	s := &stock{things(2500)}
+	m := &meter{ClientConnInterface: newLine(t, serving(serve(s.kind())))}
+	k := (&line{m, nil}).remembered(t, wire.NewMemory(every)).Kind
+	for _, step := range []struct {
+		name         string
+		then         func()
+		things, kept int // that are sent, and pages that are not
+	}{
+		{"at first", func() {}, 2500, 0},
+		{"nothing changed", func() {}, 0, 3},
+		{"one changed", func() { s.things[1200].Spec = schema.Object{"int": int64(2)} }, 1000, 2},
+		{"and again", func() { s.things[1200].Spec = schema.Object{"int": int64(3)} }, 1000, 2},
+		{"only a status did", func() { s.things[2400].Status = schema.Object{"seen": true} }, 500, 2},
+		{"one is gone", func() { s.things = slices.Delete(s.things, 1500, 1501) }, 1499, 1},
+		{"one came", func() { s.things = append(s.things, providers.Thing{ID: "new"}) }, 500, 2},
+		{"the end is gone", func() { s.things = s.things[:1000] }, 0, 1},
+		{"all are gone", func() { s.things = nil }, 0, 0},
+		{"some came back", func() { s.things = things(1001) }, 1001, 0},
+		{"in another order", func() { slices.Reverse(s.things) }, 1001, 0},
+	} {
+		step.then()
+		m.things, m.known = 0, 0
+		got, err := providers.Collect(k.List(t.Context()))
+		if err != nil || m.things != step.things || m.known != step.kept {
+			t.Errorf("%s: %d things were sent, %d pages not, want %d and %d (%v)", step.name, m.things, m.known, step.things, step.kept, err)
+		}
+		if d := cmp.Diff(slices.Clone(s.things), got, cmp.Transformer("", func(all []providers.Thing) map[string]providers.Thing {
+			by := map[string]providers.Thing{}
+			for _, th := range all {
+				by[th.ID] = th
+			}
+			return by
+		})); d != "" || len(got) != len(s.things) {
+			t.Errorf("%s (-there +here):\n%.2000s", step.name, d)
+		}
+	}
+}
+
+// TestRememberedLists: whatever happens to a list, with a memory it is the same as without.
+func TestRememberedLists(t *testing.T) {
+	s := &stock{}
+	l := newLine(t, serving(serve(s.kind())))
+	rapid.Check(t, func(rt *rapid.T) {
+		remembered, fresh := l.remembered(t, wire.NewMemory(every)).Kind, l.kind(t)
+		s.things = make([]providers.Thing, rapid.SampledFrom([]int{0, 1, 999, 1000, 1001}).Draw(rt, "things"))
+		for i := range s.things {
+			s.things[i].ID = fmt.Sprint("id-", i)
+		}
+		for range rapid.IntRange(2, 5).Draw(rt, "lists") {
+			for range rapid.IntRange(0, 3).Draw(rt, "changes") {
+				i := rapid.IntRange(0, len(s.things)).Draw(rt, "at")
+				switch rapid.IntRange(0, 3).Draw(rt, "change") {
+				case 0:
+					s.things = slices.Insert(s.things, i, providers.Thing{ID: fmt.Sprint("new-", rapid.Uint32().Draw(rt, "id"))})
+				case 1:
+					s.things = slices.Delete(s.things, i, min(i+rapid.SampledFrom([]int{1, 1000}).Draw(rt, "gone"), len(s.things)))
+				case 2:
+					if i < len(s.things) {
+						s.things[i].Version += "+"
+					}
+				case 3:
+					if i < len(s.things) {
+						s.things[i].Spec = schema.Object{"n": int64(rapid.IntRange(0, 2).Draw(rt, "n"))}
+					}
+				}
+			}
+			got, err := providers.Collect(remembered.List(t.Context()))
+			want, other := providers.Collect(fresh.List(t.Context()))
+			if err != nil || other != nil || !reflect.DeepEqual(got, want) {
+				rt.Fatalf("%v, %v (-without a memory +with it):\n%.2000s", err, other, cmp.Diff(want, got))
+			}
+		}
+	})
+}
+
+// TestWhatIsNotKept: of a kind whose things show secrets nothing is kept, and a list that is cut off or left early is not the last one.
+func TestWhatIsNotKept(t *testing.T) {
+	s := &stock{things(2500)}
+	m := &meter{ClientConnInterface: newLine(t, serving(serve(s.kind())))}
+	secretive := (&line{m, nil}).remembered(t, wire.NewMemory(func(kind string) bool { return kind != "lab.box" })).Kind
+	for range 2 {
+		if _, err := providers.Collect(secretive.List(t.Context())); err != nil || m.asked != 0 || m.known != 0 {
+			t.Errorf("%d pages are kept (%v)", m.asked, err)
+		}
+	}
+	k := (&line{m, nil}).remembered(t, wire.NewMemory(every)).Kind
+	for range k.List(t.Context()) {
+		break
+	}
+	if _, err := providers.Collect(k.List(t.Context())); err != nil || m.asked != 0 {
+		t.Errorf("%d pages are kept of a list that was left (%v)", m.asked, err)
+	}
+}
+
+// TestLargeLists: what is too large is not kept, and what was kept before is not either.
+func TestLargeLists(t *testing.T) {
+	s := &stock{things(1)}
+	m := &meter{ClientConnInterface: newLine(t, serving(serve(s.kind())))}
+	k := (&line{m, nil}).remembered(t, wire.NewMemory(every)).Kind
+	large := strings.Repeat("x", 1<<20)
+	for _, step := range []struct{ mib, asked int }{{0, 0}, {7, 1}, {9, 7}, {9, 0}, {0, 0}, {0, 1}} {
+		s.things = things(max(step.mib, 1))
+		for i := range step.mib {
+			s.things[i].Status = schema.Object{"text": large}
+		}
+		if all, err := providers.Collect(k.List(t.Context())); err != nil || len(all) != len(s.things) || m.asked != step.asked {
+			t.Errorf("%d MiB: %d things, %d pages were kept before, want %d (%v)", step.mib, len(all), m.asked, step.asked, err)
+		}
+	}
+}
+
+// A liar says of pages what is not true.
+type liar struct {
+	wirepb.UnimplementedProvidersServer
+	pages []*wirepb.Things
+}
+
+func (l *liar) List(_ *wirepb.ListRequest, out grpc.ServerStreamingServer[wirepb.Things]) error {
+	for _, p := range l.pages {
+		if err := out.Send(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *liar) Describe(context.Context, *wirepb.DescribeRequest) (*wirepb.DescribeResponse, error) {
+	return &wirepb.DescribeResponse{Providers: []*wirepb.Provider{{Name: "lab", Scope: "site", Kinds: []*wirepb.Served{{Name: "lab.box", Traits: []byte("{}")}}}}}, nil
+}
+
+// TestPagesThatNobodyKnows: what the other side does not send and this side does not have is an error, never a shorter list.
+func TestPagesThatNobodyKnows(t *testing.T) {
+	one := &wirepb.Things{Things: []*wirepb.Thing{{Id: "a"}}, Digest: []byte("one")}
+	known := func(digest string, things ...*wirepb.Thing) *wirepb.Things {
+		return &wirepb.Things{Known: true, Digest: []byte(digest), Things: things}
+	}
+	for name, pages := range map[string][]*wirepb.Things{
+		"another digest":      {known("two")},
+		"no digest":           {{Known: true}},
+		"one page too many":   {known("one"), known("one")},
+		"at another place":    {{Digest: []byte("two")}, known("one")},
+		"known, and yet sent": {known("one", &wirepb.Thing{Id: "b"})},
+	} {
+		l := &liar{pages: []*wirepb.Things{one}}
+		k := newLine(t, func(r grpc.ServiceRegistrar) error { wirepb.RegisterProvidersServer(r, l); return nil }).remembered(t, wire.NewMemory(every)).Kind
+		if things, err := providers.Collect(k.List(t.Context())); err != nil || len(things) != 1 {
+			t.Fatalf("%v, %v", things, err)
+		}
+		l.pages = pages
+		things, err := providers.Collect(k.List(t.Context()))
+		if providers.ClassOf(err) != providers.Invalid || things != nil || !strings.Contains(err.Error(), "does not know") {
+			t.Errorf("%s: %v, %v", name, things, err)
+		}
+		l.pages = []*wirepb.Things{known("one")}
+		if things, err := providers.Collect(k.List(t.Context())); err != nil || len(things) != 1 {
+			t.Errorf("%s: the list after it: %v, %v", name, things, err)
+		}
+	}
+	if _, err := providers.Collect(newLine(t, func(r grpc.ServiceRegistrar) error {
+		wirepb.RegisterProvidersServer(r, &liar{pages: []*wirepb.Things{known("one")}})
+		return nil
+	}).kind(t).List(t.Context())); providers.ClassOf(err) != providers.Invalid {
+		t.Errorf("without a memory: %v", err)
+	}
+}
