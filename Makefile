@@ -35,7 +35,7 @@ deps: ## install the daemons and the kernel that the tests start (Debian package
 # the laws of libvirt and Open vSwitch take twice as long against the real ones, whose providers' own concurrency the fakes show as well.
 # These run without it (a test of e2e knows when one is missing here). An emulated machine is slow enough, and runs alone. Of the others,
 # two packages run at a time, the longest first: they wait for leases, and would wait in vain beside what needs every processor.
-RACED := ./engine ./engine/... ./guard/... ./schema/... ./providers/... ./state/... ./trust/... ./agent/... ./site/... ./internal/...
+RACED := ./cmd/internal/... ./engine ./engine/... ./guard/... ./schema/... ./providers/... ./state/... ./trust/... ./agent/... ./site/... ./internal/...
 REAL := ^TestReal$$|^TestLaws$$/^real$$
 UNRACED := ./providers/libvirt ./providers/ovs ./schema/kinds ./schema/load ./providers/carbide
 UNRACED_TESTS := $(REAL)|^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestRevise|TestReviseWithinTheLimits|TestManyProblems|TestLoadIsLinear|TestIntake|TestCallsToList|TestLawsOlderServer)$$

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"reflect"
@@ -21,9 +22,19 @@ import (
 // Integers are always int64, whatever they were read from, so that values compare with ==.
 type Object map[string]any
 
-// UnmarshalJSON reads an object, with integers as int64; null is no object. It fails where a name repeats.
+// UnmarshalJSON reads an object, with integers as int64; null is no object. It fails where a name repeats, and when something follows.
 func (o *Object) UnmarshalJSON(b []byte) error {
-	return o.UnmarshalJSONFrom(jsontext.NewDecoder(bytes.NewReader(b)))
+	d := jsontext.NewDecoder(bytes.NewReader(b))
+	if err := o.UnmarshalJSONFrom(d); err != nil {
+		return err
+	}
+	switch _, err := d.ReadToken(); {
+	case err == nil:
+		return errors.New("something follows the object")
+	case err != io.EOF:
+		return err
+	}
+	return nil
 }
 
 // UnmarshalJSONFrom is UnmarshalJSON for a decoder, which has its own options.

@@ -467,12 +467,13 @@ func (n *Nodes) Renewed() []string {
 	return slices.Compact(renewed)
 }
 
-// Refuse ends the connection of a node, if it is connected; what is in flight on it fails at once.
+// Refuse ends the connection of a node, if it is connected; what is in flight on it fails at once. What it listed is forgotten.
 func (n *Nodes) Refuse(name string) {
 	nd := n.known(name)
 	if nd == nil {
 		return
 	}
+	defer nd.lists.Forget()
 	nd.mu.Lock()
 	defer nd.mu.Unlock()
 	if nd.conn != nil {

@@ -214,8 +214,8 @@ func (r *remote) readError(op string, err error) error {
 	return &providers.Error{Op: op, Kind: r.at.GetKind(), Class: class, Code: status.Code(err).String(), Err: onTheWay(err)}
 }
 
-// pages yields the pages of a stream, of which those that the caller knows are not sent.
-func (r *remote) pages(stream grpc.ServerStreamingClient[wirepb.Things], err error, known []page) iter.Seq2[page, error] {
+// pages yields the pages of a stream.
+func (r *remote) pages(stream grpc.ServerStreamingClient[wirepb.Things], err error, l *listing) iter.Seq2[page, error] {
 	return func(yield func(page, error) bool) {
 		for nth := 0; err == nil; nth++ {
 			var sent *wirepb.Things
@@ -225,7 +225,7 @@ func (r *remote) pages(stream grpc.ServerStreamingClient[wirepb.Things], err err
 			if err != nil {
 				break
 			}
-			p, err := r.page(sent, nth, known)
+			p, err := r.page(sent, nth, l)
 			if !yield(p, err) || err != nil {
 				return
 			}
@@ -235,25 +235,29 @@ func (r *remote) pages(stream grpc.ServerStreamingClient[wirepb.Things], err err
 }
 
 // page returns the nth page of a list.
-func (r *remote) page(sent *wirepb.Things, nth int, known []page) (page, error) {
-	invalid := func(err error) (page, error) {
-		return page{}, &providers.Error{Op: "observe", Kind: r.at.GetKind(), Class: providers.Invalid, Err: err}
-	}
-	if sent.GetKnown() {
-		if nth >= len(known) || !bytes.Equal(known[nth].digest, sent.GetDigest()) || len(sent.GetThings()) > 0 {
-			return invalid(fmt.Errorf("the other side sends nothing of page %d, which this side does not know", nth+1))
+func (r *remote) page(sent *wirepb.Things, nth int, l *listing) (p page, err error) {
+	switch {
+	case sent.GetKnown() != nil:
+		if nth >= len(l.last) || !bytes.Equal(l.last[nth].digest, sent.GetKnown()) || len(sent.GetThings()) > 0 {
+			return p, r.invalid(fmt.Errorf("the other side does not send page %d of a list, which this side does not have", nth+1))
 		}
-		return known[nth], nil
+		return l.last[nth], nil
+	case len(sent.GetThings()) == 0:
+		return p, r.invalid(errors.New("the other side sends an empty page of a list"))
 	}
-	p := page{digest: sent.GetDigest(), things: make([]providers.Thing, len(sent.GetThings()))}
+	p.things = make([]providers.Thing, len(sent.GetThings()))
 	for i, encoded := range sent.GetThings() {
-		p.bytes += len(encoded.GetSpec()) + len(encoded.GetStatus())
-		var err error
 		if p.things[i], err = decodeThing(encoded); err != nil {
-			return invalid(err)
+			return p, r.invalid(err)
 		}
 	}
+	l.measure(&p, sent.GetThings())
 	return p, nil
+}
+
+// invalid returns the error of an answer that cannot be used.
+func (r *remote) invalid(err error) error {
+	return &providers.Error{Op: "observe", Kind: r.at.GetKind(), Class: providers.Invalid, Err: err}
 }
 
 var reading = grpc.MaxCallRecvMsgSize(maxMessage)
@@ -263,33 +267,26 @@ func (r *remote) List(ctx context.Context) iter.Seq2[providers.Thing, error] {
 	return func(yield func(providers.Thing, error) bool) {
 		ctx, cancel := context.WithCancel(ctx) // a list that is left early also ends on the other side
 		defer cancel()
-		known := r.memory.last(r.at)
+		l := r.memory.list(r.at)
 		q := &wirepb.ListRequest{Where: r.at}
-		for _, p := range known {
+		for _, p := range l.last {
 			q.Known = append(q.Known, p.digest)
 		}
 		stream, err := r.stub.List(ctx, q, reading)
-		var all []page
-		keep := r.memory.has(r.at.GetKind())
-		for p, err := range r.pages(stream, err, known) {
+		for p, err := range r.pages(stream, err, l) {
 			if err != nil {
+				l.forget() // it is not asked for in the same way again, which may be why it failed
 				yield(providers.Thing{}, err)
 				return
 			}
+			l.add(p)
 			for i := range p.things {
-				th := p.things[i]
-				if keep { // what is yielded is the caller's own
-					th = copyOf(&th)
-				}
-				if !yield(th, nil) {
+				if !yield(l.callers(&p.things[i]), nil) {
 					return
 				}
 			}
-			if keep {
-				all = append(all, p)
-			}
 		}
-		r.memory.keep(r.at, all)
+		l.keep()
 	}
 }
 
@@ -298,7 +295,7 @@ func (r *remote) Get(ctx context.Context, ids []string) (things []providers.Thin
 	for len(ids) > 0 {
 		n := min(len(ids), askedAtOnce)
 		stream, err := r.stub.Get(ctx, &wirepb.GetRequest{Where: r.at, Ids: ids[:n]}, reading)
-		for p, err := range r.pages(stream, err, nil) {
+		for p, err := range r.pages(stream, err, &listing{}) {
 			if err != nil {
 				return nil, err
 			}

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"crypto/sha256"
 	"slices"
 	"sync"
 
@@ -15,63 +16,119 @@ type Memory struct {
 
 	mu    sync.Mutex
 	lists map[place][]page
+	bytes int // of all pages
 }
 
-// NewMemory returns an empty memory of those kinds for which keeps returns true. It must not for a kind whose things may show secrets.
-func NewMemory(keeps func(kind string) bool) *Memory {
-	return &Memory{keeps: keeps}
+// NewMemory returns an empty memory of those kinds for which keeps returns true; nil: of none. It must not for a kind whose things may
+// show secrets.
+func NewMemory(keeps func(kind string) bool) *Memory { return &Memory{keeps: keeps} }
+
+// Forget empties the memory.
+func (m *Memory) Forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lists, m.bytes = nil, 0
 }
 
-// mostKept is how large a list may be, in bytes of its objects as JSON, to be kept: who sends it may be in the wrong hands.
+// mostKept is how much a memory keeps, as [page.bytes]: who sends the lists may be in the wrong hands. It is some 10 000 things.
 const mostKept = 8 << 20
 
 type place struct{ scope, kind string }
 
-func placeOf(w *wirepb.Where) place { return place{w.GetScope(), w.GetKind()} }
-
 // A page is a part of a list.
 type page struct {
-	digest []byte
 	things []providers.Thing
-	bytes  int // of their objects as JSON
+
+	// What is computed of it when it may be kept. The digest is this side's: of what came, whatever the other side says.
+	digest []byte
+	bytes  int // of its things as messages, and what each costs beside that
 }
 
-// has reports whether the memory keeps the lists of a kind.
-func (m *Memory) has(kind string) bool { return m != nil && m.keeps(kind) }
+// A listing is a list that is going on, and what the memory has of the kind. The zero listing keeps nothing.
+type listing struct {
+	m    *Memory // nil: the list is not kept
+	at   place
+	last []page
+	own  bool // what is yielded is in a memory, too
 
-// last returns the pages of the last list.
-func (m *Memory) last(at *wirepb.Where) []page {
-	if !m.has(at.GetKind()) {
-		return nil
+	pages []page
+	bytes int
+	text  []byte // whose memory is used again
+}
+
+// list begins a list.
+func (m *Memory) list(w *wirepb.Where) *listing {
+	if m == nil || m.keeps == nil || !m.keeps(w.GetKind()) {
+		return &listing{}
 	}
+	l := &listing{m: m, at: place{w.GetScope(), w.GetKind()}, own: true}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.lists[placeOf(at)]
+	l.last = m.lists[l.at]
+	return l
 }
 
-// keep replaces the pages of the last list.
-func (m *Memory) keep(at *wirepb.Where, pages []page) {
-	if !m.has(at.GetKind()) {
+// measure completes a page that has come as these messages.
+func (l *listing) measure(p *page, sent []*wirepb.Thing) {
+	if l.m == nil {
 		return
 	}
-	all := 0
-	for _, p := range pages {
-		all += p.bytes
+	l.text = l.text[:0]
+	for _, th := range sent {
+		var err error
+		if l.text, err = appendThing(l.text, th); err != nil {
+			l.forget()
+			return
+		}
 	}
-	if all > mostKept {
-		pages = nil
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.lists == nil {
-		m.lists = map[place][]page{}
-	}
-	m.lists[placeOf(at)] = pages
+	const each = 512 // bytes, about
+	digest := sha256.Sum256(l.text)
+	p.digest, p.bytes = digest[:], len(l.text)+each*len(sent)
 }
 
-// copyOf returns a thing that shares nothing with th.
-func copyOf(th *providers.Thing) providers.Thing {
+// add adds a page. A list that becomes too large is not kept.
+func (l *listing) add(p page) {
+	if l.bytes += p.bytes; l.m == nil || l.bytes > mostKept {
+		l.forget()
+		return
+	}
+	l.pages = append(l.pages, p)
+}
+
+// callers returns a thing that is the caller's own.
+func (l *listing) callers(th *providers.Thing) providers.Thing {
 	c := *th
-	c.Spec, c.Status, c.Unfilled = th.Spec.Clone(), th.Status.Clone(), slices.Clone(th.Unfilled)
+	if l.own {
+		c.Spec, c.Status, c.Unfilled = th.Spec.Clone(), th.Status.Clone(), slices.Clone(th.Unfilled)
+	}
 	return c
+}
+
+// keep makes the list, which is complete, the last one.
+func (l *listing) keep() { l.replace(l.pages, l.bytes) }
+
+// forget makes the memory have no list of the kind, and keeps this one from becoming it.
+func (l *listing) forget() {
+	l.replace(nil, 0)
+	l.m, l.pages = nil, nil
+}
+
+func (l *listing) replace(pages []page, bytes int) {
+	if l.m == nil {
+		return
+	}
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	for _, p := range l.m.lists[l.at] {
+		l.m.bytes -= p.bytes
+	}
+	delete(l.m.lists, l.at)
+	if len(pages) == 0 || l.m.bytes+bytes > mostKept {
+		return
+	}
+	if l.m.lists == nil {
+		l.m.lists = map[place][]page{}
+	}
+	l.m.lists[l.at] = pages
+	l.m.bytes += bytes
 }

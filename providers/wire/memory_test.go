@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"log/slog"
 	"reflect"
 	"slices"
 	"strings"
@@ -46,7 +47,7 @@ func (s *metered) RecvMsg(r any) error {
 	err := s.ClientStream.RecvMsg(r)
 	if r, ok := r.(*wirepb.Things); ok && err == nil {
 		s.m.things += len(r.GetThings())
-		if r.GetKnown() {
+		if r.GetKnown() != nil {
 			s.m.known++
 		}
 	}
@@ -160,31 +161,63 @@ func TestWhatIsNotKept(t *testing.T) {
 	}
 }
 
-// TestLargeLists: what is too large is not kept, and what was kept before is not either.
+// TestLargeLists: what is too large is not kept, in one list or in all, and what was kept of the kind before is not either.
 func TestLargeLists(t *testing.T) {
 	s := &stock{things(1)}
 	m := &meter{ClientConnInterface: newLine(t, serving(serve(s.kind())))}
-	k := (&line{m, nil}).remembered(t, wire.NewMemory(every)).Kind
+	memory := wire.NewMemory(every)
+	k := (&line{m, nil}).remembered(t, memory).Kind
 	large := strings.Repeat("x", 1<<20)
-	for _, step := range []struct{ mib, asked int }{{0, 0}, {7, 1}, {9, 7}, {9, 0}, {0, 0}, {0, 1}} {
-		s.things = things(max(step.mib, 1))
-		for i := range step.mib {
-			s.things[i].Status = schema.Object{"text": large}
-		}
-		if all, err := providers.Collect(k.List(t.Context())); err != nil || len(all) != len(s.things) || m.asked != step.asked {
-			t.Errorf("%d MiB: %d things, %d pages were kept before, want %d (%v)", step.mib, len(all), m.asked, step.asked, err)
+	listed := func(what string, asked int) {
+		t.Helper()
+		if all, err := providers.Collect(k.List(t.Context())); err != nil || len(all) != len(s.things) || m.asked != asked {
+			t.Errorf("%s: %d things, %d pages were kept before, want %d (%v)", what, len(all), m.asked, asked, err)
 		}
 	}
+	listed("one", 0)
+	for _, step := range []struct {
+		mib, asked int
+		text       func(th *providers.Thing)
+	}{
+		{7, 1, func(th *providers.Thing) { th.Status = schema.Object{"text": large} }},
+		{9, 7, func(th *providers.Thing) { th.Status = schema.Object{"text": large} }},
+		{7, 0, func(th *providers.Thing) { th.Detail = large }},
+		{9, 7, func(th *providers.Thing) { th.Detail = large }},
+	} {
+		s.things = things(step.mib)
+		for i := range s.things {
+			step.text(&s.things[i])
+		}
+		listed(fmt.Sprintf("%d MiB", step.mib), step.asked)
+	}
+	s.things = make([]providers.Thing, 17_000) // of next to nothing
+	listed("many", 0)
+	s.things = things(1)
+	listed("one again", 0)
+	listed("which is kept", 1)
+	memory.Forget()
+	listed("forgotten", 0)
 }
 
 // A liar says of pages what is not true.
 type liar struct {
 	wirepb.UnimplementedProvidersServer
-	pages []*wirepb.Things
+	pages  []*wirepb.Things
+	lie    func() []*wirepb.Things // instead of the pages; nil: it does not lie
+	honest wirepb.ProvidersServer  // which answers; nil: the liar does
+	asked  [][]byte                // what is known, as it was asked last
 }
 
-func (l *liar) List(_ *wirepb.ListRequest, out grpc.ServerStreamingServer[wirepb.Things]) error {
-	for _, p := range l.pages {
+func (l *liar) List(q *wirepb.ListRequest, out grpc.ServerStreamingServer[wirepb.Things]) error {
+	if l.honest != nil {
+		return l.honest.List(q, out)
+	}
+	l.asked = q.GetKnown()
+	pages := l.pages
+	if l.lie != nil {
+		pages = l.lie()
+	}
+	for _, p := range pages {
 		if err := out.Send(p); err != nil {
 			return err
 		}
@@ -196,38 +229,66 @@ func (l *liar) Describe(context.Context, *wirepb.DescribeRequest) (*wirepb.Descr
 	return &wirepb.DescribeResponse{Providers: []*wirepb.Provider{{Name: "lab", Scope: "site", Kinds: []*wirepb.Served{{Name: "lab.box", Traits: []byte("{}")}}}}}, nil
 }
 
-// TestPagesThatNobodyKnows: what the other side does not send and this side does not have is an error, never a shorter list.
+// TestPagesThatNobodyKnows: what the other side does not send and this side does not have is an error, never a shorter list, and after it
+// everything is asked for.
 func TestPagesThatNobodyKnows(t *testing.T) {
-	one := &wirepb.Things{Things: []*wirepb.Thing{{Id: "a"}}, Digest: []byte("one")}
-	known := func(digest string, things ...*wirepb.Thing) *wirepb.Things {
-		return &wirepb.Things{Known: true, Digest: []byte(digest), Things: things}
+	pages := func(ids ...string) (all []*wirepb.Things) {
+		for _, id := range ids {
+			all = append(all, &wirepb.Things{Things: []*wirepb.Thing{{Id: id}}})
+		}
+		return all
 	}
-	for name, pages := range map[string][]*wirepb.Things{
-		"another digest":      {known("two")},
-		"no digest":           {{Known: true}},
-		"one page too many":   {known("one"), known("one")},
-		"at another place":    {{Digest: []byte("two")}, known("one")},
-		"known, and yet sent": {known("one", &wirepb.Thing{Id: "b"})},
+	l := &liar{pages: pages("a", "b")}
+	m := &meter{ClientConnInterface: newLine(t, func(r grpc.ServiceRegistrar) error { wirepb.RegisterProvidersServer(r, l); return nil })}
+	k := (&line{m, nil}).remembered(t, wire.NewMemory(every)).Kind
+	known := func(nth int) *wirepb.Things { return &wirepb.Things{Known: l.asked[nth]} }
+	for _, c := range []struct {
+		name string
+		lie  func() []*wirepb.Things
+		want string
+	}{
+		{"another digest", func() []*wirepb.Things { return []*wirepb.Things{{Known: []byte("?")}} }, "does not send page 1"},
+		{"at another place", func() []*wirepb.Things { return []*wirepb.Things{known(1)} }, "does not send page 1"},
+		{"one page too many", func() []*wirepb.Things { return []*wirepb.Things{known(0), known(1), known(1)} }, "does not send page 3"},
+		{"known, and yet sent", func() []*wirepb.Things {
+			return []*wirepb.Things{{Known: l.asked[0], Things: pages("c")[0].GetThings()}}
+		}, "does not send page 1"},
+		{"an empty page", func() []*wirepb.Things { return []*wirepb.Things{{}} }, "empty page"},
 	} {
-		l := &liar{pages: []*wirepb.Things{one}}
-		k := newLine(t, func(r grpc.ServiceRegistrar) error { wirepb.RegisterProvidersServer(r, l); return nil }).remembered(t, wire.NewMemory(every)).Kind
-		if things, err := providers.Collect(k.List(t.Context())); err != nil || len(things) != 1 {
-			t.Fatalf("%v, %v", things, err)
+		l.pages, l.lie = pages("a", "b"), nil
+		for range 2 { // the second time they are known
+			if things, err := providers.Collect(k.List(t.Context())); err != nil || len(things) != 2 {
+				t.Fatalf("%s: before: %v, %v", c.name, things, err)
+			}
 		}
-		l.pages = pages
+		l.lie = c.lie
 		things, err := providers.Collect(k.List(t.Context()))
-		if providers.ClassOf(err) != providers.Invalid || things != nil || !strings.Contains(err.Error(), "does not know") {
-			t.Errorf("%s: %v, %v", name, things, err)
+		if providers.ClassOf(err) != providers.Invalid || things != nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, %v", c.name, things, err)
 		}
-		l.pages = []*wirepb.Things{known("one")}
-		if things, err := providers.Collect(k.List(t.Context())); err != nil || len(things) != 1 {
-			t.Errorf("%s: the list after it: %v, %v", name, things, err)
+		l.lie = nil
+		if things, err := providers.Collect(k.List(t.Context())); err != nil || len(things) != 2 || m.asked != 0 {
+			t.Errorf("%s: after: %v, %v; %d pages were asked for as known", c.name, things, err, m.asked)
 		}
 	}
-	if _, err := providers.Collect(newLine(t, func(r grpc.ServiceRegistrar) error {
-		wirepb.RegisterProvidersServer(r, &liar{pages: []*wirepb.Things{known("one")}})
-		return nil
-	}).kind(t).List(t.Context())); providers.ClassOf(err) != providers.Invalid {
-		t.Errorf("without a memory: %v", err)
+}
+
+// TestDigestsAreOfWhatCame: whatever somebody sent in place of a page, it is not what an honest side has when that says so of its own page.
+func TestDigestsAreOfWhatCame(t *testing.T) {
+	s := &stock{things(1)}
+	honest, err := wire.New(slog.New(slog.DiscardHandler), serve(s.kind()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &liar{pages: []*wirepb.Things{{Things: []*wirepb.Thing{{Id: "forged"}}}}}
+	k := newLine(t, func(r grpc.ServiceRegistrar) error { wirepb.RegisterProvidersServer(r, l); return nil }).remembered(t, wire.NewMemory(every)).Kind
+	if things, err := providers.Collect(k.List(t.Context())); err != nil || len(things) != 1 || things[0].ID != "forged" {
+		t.Fatalf("%v, %v", things, err)
+	}
+	l.honest = honest
+	for range 2 {
+		if things, err := providers.Collect(k.List(t.Context())); err != nil || len(things) != 1 || things[0].ID != "id-0" {
+			t.Errorf("%v, %v", things, err)
+		}
 	}
 }

@@ -16,8 +16,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/internal/keyed"
 	"converge.dev/converge/providers"
@@ -158,15 +156,14 @@ type pager struct {
 	out   grpc.ServerStreamingServer[wirepb.Things]
 	known [][]byte // digests of the pages of the other side that are still to come
 	page  []providers.Thing
-	text  []byte // of the page, for its digest
-	thing wirepb.Thing
+	text  []byte       // of the page, for its digest
+	thing wirepb.Thing // whose memory is used again
 }
 
 func (p *pager) add(th *providers.Thing) (err error) {
 	p.page = append(p.page, *th)
 	encodeThing(&p.thing, th)
-	p.text = protowire.AppendVarint(p.text, uint64(proto.Size(&p.thing)))
-	if p.text, err = (proto.MarshalOptions{Deterministic: true, UseCachedSize: true}).MarshalAppend(p.text, &p.thing); err != nil {
+	if p.text, err = appendThing(p.text, &p.thing); err != nil {
 		return err
 	}
 	if len(p.text) < pageBytes && len(p.page) < pageThings {
@@ -179,13 +176,14 @@ func (p *pager) flush() error {
 	if len(p.page) == 0 {
 		return nil
 	}
-	digest := sha256.Sum256(p.text)
-	next := &wirepb.Things{Digest: digest[:]}
+	next := &wirepb.Things{}
 	if len(p.known) > 0 {
-		next.Known = bytes.Equal(p.known[0], next.GetDigest())
+		if digest := sha256.Sum256(p.text); bytes.Equal(p.known[0], digest[:]) {
+			next.Known = p.known[0]
+		}
 		p.known = p.known[1:]
 	}
-	if !next.GetKnown() {
+	if next.GetKnown() == nil {
 		// Once something has been sent it is too late, and costs only bandwidth; to compress what says nothing costs more than to send it.
 		_ = grpc.SetSendCompressor(p.out.Context(), gzip.Name)
 		next.Things = make([]*wirepb.Thing, len(p.page))

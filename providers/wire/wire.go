@@ -16,6 +16,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/wire/wirepb"
@@ -69,6 +71,12 @@ func encodeThing(m *wirepb.Thing, th *providers.Thing) {
 	m.Id, m.Uid, m.Name, m.Mark, m.Version = th.ID, th.UID, th.Name, encodeMark(th.Mark), th.Version
 	m.Spec, m.Status = encodeObject(m.GetSpec(), th.Spec), encodeObject(m.GetStatus(), th.Status)
 	m.Phase, m.Detail, m.Derived, m.Passing, m.Unfilled = string(th.Phase), strings.ToValidUTF8(th.Detail, "�"), th.Derived, th.Passing, th.Unfilled
+}
+
+// appendThing appends what a thing adds to the text of a page, of which the digest is taken.
+func appendThing(text []byte, m *wirepb.Thing) ([]byte, error) {
+	text = protowire.AppendVarint(text, uint64(proto.Size(m)))
+	return proto.MarshalOptions{Deterministic: true, UseCachedSize: true}.MarshalAppend(text, m)
 }
 
 func decodeThing(th *wirepb.Thing) (providers.Thing, error) {

@@ -203,7 +203,7 @@ manager keeps it (journalctl -u converge-agent).`, keptRecords),
 		ctx, stop := context.WithCancel(c.Context())
 		defer stop()
 		err = local.Logs(ctx, &stopping{a.out, stop}, n, follow, a.flags.json || a.flags.logForm == logJSON)
-		if ctx.Err() != nil && (follow && a.signal.Load() != nil || a.out.failed != nil) { // to be interrupted is how following ends
+		if ctx.Err() != nil && (follow && a.signal.Load() != nil || a.out.broken() != nil) { // to be interrupted is how following ends
 			return nil
 		}
 		return away(err)
@@ -220,7 +220,7 @@ type stopping struct {
 // Write implements io.Writer.
 func (s *stopping) Write(b []byte) (int, error) {
 	n, err := s.out.Write(b)
-	if s.out.failed != nil {
+	if s.out.broken() != nil {
 		s.stop()
 	}
 	return n, err

@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -97,7 +98,7 @@ func (a *app) end(args []string, err error) int {
 		a.closers[i]()
 	}
 	a.view.Close()
-	werr := a.out.failed
+	werr := a.out.broken()
 	switch {
 	case werr == nil || errors.Is(werr, syscall.EPIPE): // a reader that has read enough is not a failure
 	case a.acted:
@@ -149,18 +150,30 @@ func jsonAsked(args []string) bool {
 	return false
 }
 
-// output writes to a file until a write fails, and keeps the error. A reader that has gone away must not end a run.
+// output writes to a file until a write fails, and keeps the error. A reader that has gone away must not end a run. The log of what goes on
+// beside a command is written to the same one.
 type output struct {
-	w      io.Writer
+	w io.Writer
+
+	mu     sync.Mutex
 	failed error
 }
 
 // Write implements io.Writer and never fails.
 func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	if o.failed == nil {
 		_, o.failed = o.w.Write(b)
 	}
 	return len(b), nil
+}
+
+// broken returns the error of the write that failed.
+func (o *output) broken() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.failed
 }
 
 // print writes the result of a command.

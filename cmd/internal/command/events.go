@@ -72,7 +72,7 @@ func (s *session) followEvents(ctx context.Context) error {
 		return nil
 	}
 	for changes, err := range s.store.FollowOutbox(ctx) {
-		if ctx.Err() != nil && s.signal.Load() != nil || s.out.failed != nil {
+		if ctx.Err() != nil && s.signal.Load() != nil || s.out.broken() != nil {
 			return nil
 		}
 		if err != nil {

@@ -41,7 +41,7 @@ func (a *app) eachChange(changed iter.Seq2[[]engine.Changed, error], look func([
 		}
 		shown = shown || err == nil
 		switch {
-		case shown && a.signal.Load() != nil, a.out.failed != nil:
+		case shown && a.signal.Load() != nil, a.out.broken() != nil:
 			return nil
 		case err != nil:
 			return err

@@ -460,9 +460,11 @@ func (x *Where) GetKind() string {
 }
 
 type ListRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Where         *Where                 `protobuf:"bytes,1,opt,name=where,proto3" json:"where,omitempty"`
-	Known         [][]byte               `protobuf:"bytes,2,rep,name=known,proto3" json:"known,omitempty"` // digests of the pages of an earlier list, in their order
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Where *Where                 `protobuf:"bytes,1,opt,name=where,proto3" json:"where,omitempty"`
+	// Digests of the pages of an earlier list, in their order: SHA-256 of their things, each as a deterministic message after its length as
+	// a varint.
+	Known         [][]byte `protobuf:"bytes,2,rep,name=known,proto3" json:"known,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -567,8 +569,7 @@ func (x *GetRequest) GetIds() []string {
 type Things struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Things        []*Thing               `protobuf:"bytes,1,rep,name=things,proto3" json:"things,omitempty"` // none when the page is known
-	Digest        []byte                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // of the page of a list
-	Known         bool                   `protobuf:"varint,3,opt,name=known,proto3" json:"known,omitempty"`  // it is what the page at this place was that the caller has
+	Known         []byte                 `protobuf:"bytes,2,opt,name=known,proto3" json:"known,omitempty"`   // the digest of the page at this place that the caller has, when it is still the same
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -610,18 +611,11 @@ func (x *Things) GetThings() []*Thing {
 	return nil
 }
 
-func (x *Things) GetDigest() []byte {
-	if x != nil {
-		return x.Digest
-	}
-	return nil
-}
-
-func (x *Things) GetKnown() bool {
+func (x *Things) GetKnown() []byte {
 	if x != nil {
 		return x.Known
 	}
-	return false
+	return nil
 }
 
 type WatchRequest struct {
@@ -2175,11 +2169,10 @@ const file_providers_wire_wirepb_providers_proto_rawDesc = "" +
 	"\n" +
 	"GetRequest\x122\n" +
 	"\x05where\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhereR\x05where\x12\x10\n" +
-	"\x03ids\x18\x02 \x03(\tR\x03ids\"l\n" +
+	"\x03ids\x18\x02 \x03(\tR\x03ids\"T\n" +
 	"\x06Things\x124\n" +
-	"\x06things\x18\x01 \x03(\v2\x1c.converge.providers.v1.ThingR\x06things\x12\x16\n" +
-	"\x06digest\x18\x02 \x01(\fR\x06digest\x12\x14\n" +
-	"\x05known\x18\x03 \x01(\bR\x05known\"B\n" +
+	"\x06things\x18\x01 \x03(\v2\x1c.converge.providers.v1.ThingR\x06things\x12\x14\n" +
+	"\x05known\x18\x02 \x01(\fR\x05known\"B\n" +
 	"\fWatchRequest\x122\n" +
 	"\x05where\x18\x01 \x01(\v2\x1c.converge.providers.v1.WhereR\x05where\"\x1b\n" +
 	"\aChanges\x12\x10\n" +
