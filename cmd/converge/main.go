@@ -4,12 +4,16 @@ package main
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"converge.dev/converge/cmd/internal/command"
 )
 
 // version is set when a release is built.
 var version = "0.1.0-dev"
+
+// patience is as long as somebody waits who has pressed Tab.
+var patience = time.Second
 
 func main() {
 	if err := crashByAbort(); err != nil {
@@ -23,6 +27,6 @@ func main() {
 	}
 	os.Exit(command.Run(command.System{
 		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		Environ: os.Environ(), Executable: executable, Version: version, Exit: os.Exit,
+		Environ: os.Environ(), Executable: executable, Version: version, Exit: os.Exit, Patience: patience,
 	}))
 }

@@ -37,6 +37,7 @@ func TestMain(m *testing.M) {
 	if runtime.GOMAXPROCS(0) < 4 { // scripts mostly wait: for leases, locks and other processes
 		_ = flag.Set("test.parallel", "4")
 	}
+	patience = time.Minute // a busy machine may take longer than people wait
 	testscript.Main(m, map[string]func(){"converge": main, "crash": crash})
 }
 

@@ -6,16 +6,12 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"converge.dev/converge/engine"
 	"converge.dev/converge/schema/kinds"
 )
-
-// patience is how long the shell waits for us at most.
-const patience = time.Second
 
 // completing reports whether the shell asks for completions.
 func completing(args []string) bool { return len(args) > 0 && strings.HasPrefix(args[0], "__complete") }
@@ -132,7 +128,7 @@ func (a *app) completeHolds(c *cobra.Command, _ []string, _ string) ([]string, c
 
 // complete asks the store for words, if that is quick.
 func (a *app) complete(c *cobra.Command, words func(context.Context, *session) ([]string, error)) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), a.sys.Patience)
 	defer cancel()
 	if err := a.begin(c, nil); err != nil {
 		return nil, cobra.ShellCompDirectiveError
