@@ -53,7 +53,7 @@ test: deps ## all tests, against real daemons too (50 min)
 	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -race -timeout 40m -skip '$(SKIP)|$(REAL)' $(RACED)
 
 .PHONY: torture
-torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (15 min; NIGHTLY=1: for hours)
+torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (20 to 30 min; NIGHTLY=1: for hours)
 	e2e/torture.sh $(if $(NIGHTLY),nightly,push)
 
 .PHONY: unit

@@ -86,6 +86,11 @@ func TestObjectIsRead(t *testing.T) {
 			t.Errorf("%s reads as %v", text, o)
 		}
 	}
+	for _, text := range []string{`{"a": 1} {}`, `{"a": 1}]`, `{"a": 1} x`, `null 7`, ``} { // which package json does not give to it
+		if o := (schema.Object{}); o.UnmarshalJSON([]byte(text)) == nil {
+			t.Errorf("%s reads as %v", text, o)
+		}
+	}
 }
 
 // A value that no JSON has is a mistake of the program, and has no digest that another value could share.

@@ -291,7 +291,8 @@ func measured(b *testing.B) (f footprint) {
 // BenchmarkCrowd measures what many real agents, in a process of their own, cost the site, and how soon it is told of what changes on
 // them. Each has enrolled, and has an identity, a ledger and a provider with two kinds of its own. With -nodes=5000 for the real thing,
 // for which TMPDIR should be in memory: agents write 5 000 ledgers. "idle" nodes are connected; "watched" ones are watched by an
-// engine as well, as the one that leads does. "seen" is the time from a change on a node until the engine yields its place.
+// engine as well, as the one that leads does. "seen" is the time from a change on a node until the engine yields its place. At last a new leader, to
+// which the nodes are connected and which knows nothing of them, makes a change.
 func BenchmarkCrowd(b *testing.B) {
 	for b.Loop() {
 		crowd(b, *manyNodes, *manyEvents)

@@ -142,7 +142,7 @@ func TestRememberedLists(t *testing.T) {
 	})
 }
 
-// TestWhatIsNotKept: of a kind whose things show secrets nothing is kept, and a list that is cut off or left early is not the last one.
+// TestWhatIsNotKept: of a kind whose things show secrets nothing is kept, and a list that is left early is not the last one.
 func TestWhatIsNotKept(t *testing.T) {
 	s := &stock{things(2500)}
 	m := &meter{ClientConnInterface: newLine(t, serving(serve(s.kind())))}

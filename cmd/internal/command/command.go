@@ -39,7 +39,7 @@ type System struct {
 	Executable            string   // path of the program: documents are evaluated in a child process of it
 	Version               string
 	Exit                  func(code int) // ends the process at once, when it is interrupted a second time
-	Patience              time.Duration  // how long the shell waits at most for completions that are read from the store
+	Patience              time.Duration  // how long the shell waits at most for completions that are read from the store; zero: there are none
 }
 
 // Run carries out one command and returns its exit status.
