@@ -459,7 +459,6 @@ func (n *node) strike(d *round) (*process, error) {
 		}
 	} else {
 		n.host.Kill(n)
-		n.host.Sweep(n)
 		n.host.Restart(n)
 	}
 	_, err = p.next()

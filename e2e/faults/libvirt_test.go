@@ -25,7 +25,6 @@ func TestLibvirtdAway(t *testing.T) {
 		}},
 		{"killed", func(t *testing.T, h *libvirttest.Host) func() {
 			h.Kill(t)
-			h.Sweep(t)
 			return func() { h.Restart(t) }
 		}},
 	} {

@@ -49,14 +49,37 @@ fi
 ip link set lo up
 virtlogd -d -p /run/libvirt/virtlogd.pid
 ` + daemon + `
+set +e
+while sleep 0.2; do
+	[ ! -e ` + down + ` ] && ! kill -0 "$(cat /run/libvirt/libvirtd.pid)" || continue
+	date '+%F %T libvirtd has ended by itself' >>/var/log/libvirt/ends.log
+	` + sweep + `
+	` + daemon + `
+done 2>/dev/null &
+set -e
 echo ready
 exec 3<&0
 cat <&3 >/dev/null & # a shell that waits also reaps what libvirtd leaves behind, for which libvirtd waits
 wait $!
 `
 
-// daemon starts libvirtd.
+// daemon starts libvirtd. One that ends by itself is started again, as systemd does it on a node: libvirtd (9.0) uses freed memory, and may
+// crash, when a client is gone whose calls it has not answered yet. That is found in ends.log.
 const daemon = "libvirtd -d -p /run/libvirt/libvirtd.pid"
+
+// down is there while a test wants no libvirtd.
+const down = "/run/libvirt/down"
+
+// sweep ends what is left of networks that libvirtd was starting or stopping when it died, before it is started again: it forgets them, and
+// such a network does not start until somebody has deleted its bridge, and ended the dnsmasq that has its address.
+const sweep = `for p in /proc/[0-9]*; do
+	n=$(tr '\0' '\n' <$p/cmdline 2>/dev/null | sed -n 's|^--conf-file=/var/lib/libvirt/dnsmasq/\(.*\)\.conf$|\1|p')
+	if [ "$n" ] && [ ! -e "/run/libvirt/network/$n.xml" ]; then kill -9 ${p#/proc/} || true; fi
+done
+for b in /sys/class/net/*/bridge; do
+	b=${b%/bridge} b=${b#/sys/class/net/}
+	if [ "$b" != "*" ] && ! grep -qs "<bridge name='$b'" /run/libvirt/network/*.xml; then ip link delete "$b"; fi
+done`
 
 // ErrMissing says that this machine cannot run a host: it lacks root, a program or namespaces.
 var ErrMissing = errors.New("it needs root and the packages libvirt-daemon-system, libvirt-clients, qemu-system-x86, qemu-utils, " +
@@ -203,7 +226,7 @@ func (h *Host) Define(t testing.TB, command, xml string) {
 // Kill ends libvirtd at once, like a crash.
 func (h *Host) Kill(t testing.TB) {
 	t.Helper()
-	h.Sh(t, `pid=$(cat /run/libvirt/libvirtd.pid); kill -9 $pid; while kill -0 $pid 2>/dev/null; do :; done`)
+	h.Sh(t, ": >"+down+`; pid=$(cat /run/libvirt/libvirtd.pid); kill -9 $pid; while kill -0 $pid 2>/dev/null; do :; done`)
 }
 
 // Freeze stops libvirtd without ending it, until Thaw.
@@ -221,22 +244,7 @@ func (h *Host) Thaw(t testing.TB) {
 // Restart starts libvirtd again after Kill.
 func (h *Host) Restart(t testing.TB) {
 	t.Helper()
-	h.Sh(t, daemon)
-}
-
-// Sweep ends what is left of networks that libvirtd was starting or stopping when it was killed, before Restart: it forgets them, and such
-// a network does not start until somebody has deleted its bridge, and ended the dnsmasq that has its address.
-func (h *Host) Sweep(t testing.TB) {
-	t.Helper()
-	h.Sh(t, `
-for p in /proc/[0-9]*; do
-	n=$(tr '\0' '\n' <$p/cmdline 2>/dev/null | sed -n 's|^--conf-file=/var/lib/libvirt/dnsmasq/\(.*\)\.conf$|\1|p')
-	if [ "$n" ] && [ ! -e "/run/libvirt/network/$n.xml" ]; then kill -9 ${p#/proc/} || true; fi
-done
-for b in /sys/class/net/*/bridge; do
-	b=${b%/bridge} b=${b#/sys/class/net/}
-	if [ "$b" != "*" ] && ! grep -qs "<bridge name='$b'" /run/libvirt/network/*.xml; then ip link delete "$b"; fi
-done`)
+	h.Sh(t, sweep+"\n"+daemon+"; rm "+down)
 }
 
 // Clear deletes all networks, pools and domains, and the files of pools below the directory srv of the host.
