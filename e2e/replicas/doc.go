@@ -1,5 +1,5 @@
-// Package replicas tests what a site does when one of its parts fails: three site agents on one real etcd, and three node agents whose
-// worlds are files, each a process of its own.
+// Package replicas tests what a site does when one of its parts fails: three site agents, each at a member of a real etcd of its own, and
+// node agents whose worlds are files, each a process of its own.
 //
 // It contains only tests. They build converge with the tag failpoint, as package crash does. Everything that a process says to another
 // one goes through a gate, which holds back one direction or both, as a network does that loses packets.
@@ -19,6 +19,11 @@
 //
 // A node whose answer is lost, that is cut off, stands still, or whose agent is killed in the middle of a task: the change is made once,
 // and the run ends applied.
+//
+// # Soak (test R)
+//
+// 50 nodes with 2 000 resources, to which things keep happening: revisions, changes by others, lost connections, new agents, failovers. What
+// the processes use in the last quarter of the time is what they used in the second.
 //
 //	CONVERGE_TORTURE=push go test ./e2e/replicas -v
 package replicas

@@ -46,6 +46,7 @@ type site struct {
 	nodes    []*node
 
 	serial  int64 // of the newest document
+	tags    []int // of the ports of each node in it, in a soak
 	started int   // processes
 
 	mu  sync.Mutex
@@ -79,8 +80,14 @@ func full(t *testing.T) {
 	}
 }
 
-// newSite starts a site with so many nodes. It has no document yet.
+// newSite starts a site with so many nodes, whose worlds are files. It has no document yet.
 func newSite(t *testing.T, nodes int) *site {
+	t.Helper()
+	return newSiteOf(t, nodes, func() string { return "fake: {world: world.json}\n" })
+}
+
+// newSiteOf starts a site with so many nodes. What a node has is configured in agent.yaml by what host returns.
+func newSiteOf(t *testing.T, nodes int, host func() string) *site {
 	t.Helper()
 	s := &site{T: t, name: fmt.Sprint("site-", numbers.Add(1))}
 	s.dir = filepath.Join(scratch, s.name)
@@ -100,20 +107,20 @@ func newSite(t *testing.T, nodes int) *site {
 		}
 		s.must(os.RemoveAll(s.dir))
 	})
-	url := shared(t)
-	kv, err := etcd.Open(t.Context(), etcd.Options{Endpoints: []string{url}})
+	members := shared(t)
+	kv, err := etcd.Open(t.Context(), etcd.Options{Endpoints: members})
 	s.must(err)
 	t.Cleanup(func() { _ = kv.Close() })
 	s.store = state.New(kv, s.name)
 	s.kinds, err = schemas()
 	s.must(err)
-	s.write("converge.yaml", fmt.Sprintf("site: %s\netcd: {endpoints: [%q]}\n", s.name, url))
+	s.write("converge.yaml", fmt.Sprintf("site: %s\netcd: {endpoints: [%q]}\n", s.name, members[0]))
 	keys, err := trust.Init(filepath.Join(s.dir, ".converge", "trust"), schema.Site{Name: s.name, ID: siteID}, 1, trust.NewRoots(1), trust.Options{Dev: true})
 	s.must(err)
 
 	var hosts []string
 	for i := range s.replicas {
-		s.replicas[i] = &replica{nth: i, etcd: newGate(s, strings.TrimPrefix(url, "http://")), listen: loopback.Address(s), metrics: loopback.Address(s)}
+		s.replicas[i] = &replica{nth: i, etcd: newGate(s, strings.TrimPrefix(members[i], "http://")), listen: loopback.Address(s), metrics: loopback.Address(s)}
 	}
 	for i := range nodes {
 		n := &node{s: s, name: fmt.Sprintf("gpu-%02d", i+1)}
@@ -140,7 +147,7 @@ func newSite(t *testing.T, nodes int) *site {
 		for _, g := range n.gates {
 			servers = append(servers, fmt.Sprintf("%q", g.address))
 		}
-		s.write(filepath.Join(n.name, "agent.yaml"), "servers: ["+strings.Join(servers, ", ")+"]\nfake: {world: world.json}\n")
+		s.write(filepath.Join(n.name, "agent.yaml"), "servers: ["+strings.Join(servers, ", ")+"]\n"+host())
 		n.attend()
 	}
 	for _, r := range s.replicas[1:] {
@@ -156,40 +163,53 @@ const siteID = "5a2f0a4e-8d1f-4f0e-9b62-0f3f1b2c3d4e"
 
 var schemas = sync.OnceValues(kinds.New)
 
-// shared returns the URL of an etcd that all sites use.
-var shared = func() func(t *testing.T) string {
+// shared returns the URLs of a cluster of etcd that all sites use: a member for each site agent.
+var shared = func() func(t *testing.T) []string {
 	var once sync.Once
-	var url string
-	return func(t *testing.T) string {
+	var urls []string
+	return func(t *testing.T) []string {
 		once.Do(func() {
 			path, err := exec.LookPath("etcd")
 			if err != nil {
 				return
 			}
-			client, peer := "http://"+loopback.Address(t), "http://"+loopback.Address(t)
-			cmd := exec.Command(path, "--data-dir", filepath.Join(scratch, "etcd"), "--listen-client-urls", client, "--advertise-client-urls", client,
-				"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer, "--log-level", "error")
-			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-			if cmd.Start() == nil {
-				url = client
-				stop = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+			var members, peers []string
+			for i := range agents {
+				urls = append(urls, "http://"+loopback.Address(t))
+				peers = append(peers, "http://"+loopback.Address(t))
+				members = append(members, fmt.Sprintf("m%d=%s", i, peers[i]))
+			}
+			for i, url := range urls {
+				name := fmt.Sprint("m", i)
+				cmd := exec.Command(path, "--name", name, "--data-dir", filepath.Join(scratch, "etcd", name), "--listen-client-urls", url, "--advertise-client-urls", url,
+					"--listen-peer-urls", peers[i], "--initial-advertise-peer-urls", peers[i], "--initial-cluster", strings.Join(members, ","), "--log-level", "error")
+				cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+				if err := cmd.Start(); err != nil {
+					urls = nil
+					return
+				}
+				before := stop
+				stop = func() { before(); _ = cmd.Process.Kill(); _ = cmd.Wait() }
 			}
 		})
-		if url == "" {
+		if urls == nil {
 			t.Fatal("etcd is needed: install the Debian package etcd-server")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		for {
-			kv, err := etcd.Open(ctx, etcd.Options{Endpoints: []string{url}})
-			if err == nil {
-				_ = kv.Close()
-				return url
-			}
-			if ctx.Err() != nil {
-				t.Fatal(err)
+		for _, url := range urls {
+			for {
+				kv, err := etcd.Open(ctx, etcd.Options{Endpoints: []string{url}})
+				if err == nil {
+					_ = kv.Close()
+					break
+				}
+				if ctx.Err() != nil {
+					t.Fatal(err)
+				}
 			}
 		}
+		return urls
 	}
 }()
 
