@@ -19,7 +19,7 @@ step() {
 	"$@" || status=1
 }
 packages=$(git grep -l '^func TestTorture' -- '*_test.go' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
-longest="./e2e/hostile ./e2e/crash" # first, so that the rest runs beside them, and not they alone in the end
+longest="./e2e/hostile ./e2e/replicas ./e2e/crash" # first, so that the rest runs beside them, and not they alone in the end
 step "tests" go test -vet=off -count=1 -p 3 -timeout 8h -run '^TestTorture' $longest $packages
 step "decoders, on the same inputs in every run" e2e/fuzz.sh
 if [ "$CONVERGE_TORTURE" = nightly ]; then # what chance finds judges no push
@@ -28,7 +28,11 @@ if [ "$CONVERGE_TORTURE" = nightly ]; then # what chance finds judges no push
 		go test -tags libvirt_dlopen -vet=off -count=1 -race -timeout 1h -run '^TestReal$|^TestLaws$/^real$' ./providers/libvirt ./providers/ovs
 	step "the program conftest" go test -C e2e/outside -count=1 -timeout 1h .
 fi
-step "seeded bugs" go run ./e2e/mutants
+part=0/1
+if [ "$CONVERGE_TORTURE" = push ]; then # the next commit tries others
+	part=$(($(git rev-list --count HEAD) % 3))/3
+fi
+step "seeded bugs" go run ./e2e/mutants -part=$part
 echo "── figures ($(($(date +%s) - begun)) s)"
 go run ./internal/torture/table "$CONVERGE_TORTURE_REPORT" || status=1
 exit $status

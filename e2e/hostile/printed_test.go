@@ -18,7 +18,7 @@ func TestTortureHostileText(t *testing.T) {
 	y := newYard(t)
 	before := y.outside()
 	head := `{"apiVersion":"converge.dev/v1","site":{"name":"hostile","id":"7d9f1c62-3a54-4b0e-9c86-2f1d8e5b7a30"},`
-	every := torture.Scale(12, 1, 1)
+	every := torture.Scale(12, 3, 1)
 	said := torture.Cover(t, "codes", []string{"CV1001", "CV1005", "CV1006", "CV1008", "CV1010", "CV1051", "CV1102"})
 	runs := 0
 	check := func(doc string) {
@@ -104,7 +104,7 @@ func TestTortureHostileRun(t *testing.T) {
 	y := newYard(t)
 	doc := map[string]any{}
 	places, texts := 0, 0
-	every := torture.Scale(19, 5, 5)
+	every := torture.Scale(19, 19, 5)
 	for i, p := range positions(t) {
 		sort, _, _ := strings.Cut(p.where, " ")
 		if sort == "head" || p.field != nil && (p.field.Computed || p.field.Ref != "") || !strings.HasPrefix(p.kind, "ovs.") && sort == "name" {

@@ -1,11 +1,11 @@
 // Mutants seeds one safety bug after another and runs the tests that must catch it:
 //
-//	go run ./e2e/mutants [-n] [NAME...]
+//	go run ./e2e/mutants [-n] [-part I/N] [NAME...]
 //
 // Each NAME.patch says in its head which rule of docs/reliability.md it breaks, how, and which tests must turn red. All bugs
 // are built into one tree, each in a function of its own that an environment variable switches on, because the linker costs
 // more than the tests. A bug that changes more than the bodies of functions is built by itself. With -n it only reports which
-// patches do not apply. A patch that does not apply or compile, and a bug that no test catches, result in status 1.
+// patches do not apply, and with -part=I/N it tries every Nth, from the Ith of 0 to N-1 on. A patch that does not apply or compile, and a bug that no test catches, result in status 1.
 package main
 
 import (
@@ -40,8 +40,9 @@ type mutant struct {
 
 func main() {
 	check := flag.Bool("n", false, "only say which patches do not apply")
+	part := flag.String("part", "0/1", "try every Nth, from the Ith on: `I/N`")
 	flag.Parse()
-	ok, err := run(*check, flag.Args())
+	ok, err := run(*check, *part, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 	}
@@ -50,7 +51,11 @@ func main() {
 	}
 }
 
-func run(check bool, names []string) (bool, error) {
+func run(check bool, part string, names []string) (bool, error) {
+	var first, every int
+	if _, err := fmt.Sscanf(part, "%d/%d", &first, &every); err != nil || first < 0 || first >= every {
+		return false, fmt.Errorf("-part=%s: want I/N with 0 <= I < N", part)
+	}
 	top, err := exec.Command("git", "rev-parse", "--show-toplevel").Output()
 	if err != nil {
 		return false, fmt.Errorf("find the top of the tree: %w", err)
@@ -67,6 +72,10 @@ func run(check bool, names []string) (bool, error) {
 	if err != nil || check {
 		return err == nil, err
 	}
+	var tried []*mutant
+	for i := first; i < len(mutants); i += every {
+		tried = append(tried, mutants[i])
+	}
 	report := os.Getenv("CONVERGE_TORTURE_REPORT")
 	for name, value := range map[string]string{"CONVERGE_TORTURE": "push", "CONVERGE_REAL": "1"} {
 		if os.Getenv(name) == "" {
@@ -74,11 +83,14 @@ func run(check bool, names []string) (bool, error) {
 		}
 	}
 	os.Unsetenv("CONVERGE_TORTURE_REPORT") // the coverage of a mutant is not a figure
-	lost, err := try(mutants, work)
+	lost, err := try(tried, work)
 	if err != nil {
 		return false, err
 	}
-	figure := fmt.Sprintf("%d of %d seeded bugs caught", len(mutants)-len(lost), len(mutants))
+	figure := fmt.Sprintf("%d of %d seeded bugs caught", len(tried)-len(lost), len(tried))
+	if every > 1 {
+		figure += fmt.Sprintf(", part %s of %d", part, len(mutants))
+	}
 	if len(lost) > 0 {
 		figure += "; not caught: " + strings.Join(lost, " ")
 	}
