@@ -23,6 +23,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 
+	"converge.dev/converge/internal/carbidesim/devcert"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/signed"
@@ -69,9 +70,18 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"status": status, "approved": approved, "await": await, "dump": dump, "jsonlines": jsonLines, "jsonvalue": jsonValue, "inbox": inbox,
-			"answer": answer, "changed": changed, "damage": damage, "hold": hold, "kept": kept, "signal": kill, "etcd": serveEtcd, "full": fill,
+			"answer": answer, "changed": changed, "damage": damage, "hold": hold, "kept": kept, "signal": kill, "etcd": serveEtcd, "full": fill, "certificates": certificates,
 		},
 	})
+}
+
+// certificates DIR: makes those of a server on this machine, of a client, and of the authority of both.
+func certificates(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: certificates DIR")
+	}
+	_, err := devcert.Ensure(ts.MkAbs(args[0]), "127.0.0.1")
+	ts.Check(err)
 }
 
 // status N PROGRAM ARGS: runs a program, which must end with exit status N.

@@ -20,6 +20,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"converge.dev/converge/engine/drift"
 	"converge.dev/converge/engine/event"
 	"converge.dev/converge/engine/plan"
@@ -53,6 +55,8 @@ type Options struct {
 
 	// Writes are what clients with a role may change. Optional: then nobody may change anything.
 	Writes *Writes
+	// Operate registers what clients in the role [certs.Operate] may call. Optional.
+	Operate func(grpc.ServiceRegistrar)
 
 	// ShowPlan returns a plan that waits as converge approve -show -json prints it.
 	ShowPlan func(p *plan.Plan, w *state.Waiting) any

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"converge.dev/converge/engine"
 	"converge.dev/converge/engine/drift"
 	"converge.dev/converge/engine/plan"
@@ -52,6 +54,8 @@ type bed struct {
 
 	roles map[string][]certs.Role // of clients, by the names that their connections have; nil: nobody may write
 	put   func(ctx context.Context, body []byte, by string, after int64) (api.PutView, error)
+
+	operate func(grpc.ServiceRegistrar) // what operators may call
 
 	certificates func() []api.Certificate
 	enrolments   func() (attempted, succeeded int64)
@@ -121,6 +125,8 @@ func newBed(t *testing.T) *bed {
 				if state == nil {
 					return "", &certs.ForbiddenError{Role: role, Why: "it shows none"}
 				}
+				b.mu.Lock()
+				defer b.mu.Unlock()
 				if !slices.Contains(b.roles[state.ServerName], role) {
 					return "", &certs.ForbiddenError{Role: role, Why: "it has none", Names: []string{"cn:" + state.ServerName}}
 				}
@@ -132,6 +138,11 @@ func newBed(t *testing.T) *bed {
 			Known: func(_ context.Context, scope string) (bool, string, error) {
 				return scope == "n1" || scope == "site/far.net/prod", "Did you mean n1?", nil
 			},
+		},
+		Operate: func(r grpc.ServiceRegistrar) {
+			if b.operate != nil {
+				b.operate(r)
+			}
 		},
 		ShowPlan: func(p *plan.Plan, w *state.Waiting) any {
 			return map[string]any{"steps": len(p.Steps), "waits": w.Approval}

@@ -42,10 +42,11 @@ func (a *API) Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 }
 
 // ServeTLS is [API.Serve] over TLS, or without it when the configuration is nil. A client's certificate that the configuration has
-// verified is in the TLS of its requests.
+// verified is in the TLS of its requests. Where the configuration has HTTP/2, that is for the calls of operators only.
 func (a *API) ServeTLS(ctx context.Context, l net.Listener, h http.Handler, config *tls.Config) error {
 	s := &http.Server{
 		Handler: h, MaxHeaderBytes: MaxHeader, ReadHeaderTimeout: readTime, ReadTimeout: readTime, WriteTimeout: writeTime, IdleTimeout: idleTime,
+		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: MaxOperations},   // one operator may need them all
 		ErrorLog: slog.NewLogLogger(a.o.Logger.Handler(), slog.LevelDebug), // strangers cause these
 	}
 	ended := make(chan struct{})
@@ -58,7 +59,12 @@ func (a *API) ServeTLS(ctx context.Context, l net.Listener, h http.Handler, conf
 		}
 	})
 	var in net.Listener = &capped{Listener: l, max: MaxConns}
-	if config != nil {
+	if calls := a.operations(config); calls != nil {
+		f := newFork(in, config, calls)
+		defer calls.server.Stop()
+		go func() { _ = calls.server.Serve(callers{f}) }()
+		in = f
+	} else if config != nil {
 		in = tls.NewListener(in, config)
 	}
 	err := s.Serve(in)

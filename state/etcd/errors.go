@@ -59,6 +59,8 @@ func explain(ctx context.Context, err error) error {
 		return fmt.Errorf("it has no quorum at the moment: %w", err)
 	case silent(err):
 		return fmt.Errorf("no answer: %w", err)
+	case code(err) == codes.PermissionDenied: // of a gateway, which says why
+		return errors.New(status.Convert(err).Message())
 	}
 	return err
 }

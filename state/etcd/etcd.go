@@ -11,6 +11,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -52,6 +53,8 @@ type Options struct {
 	CA, Cert, Key string
 	// ServerName replaces the host of the endpoint in the check of the server's certificate.
 	ServerName string
+	// Place is what messages call the cluster; by default etcd at its endpoints.
+	Place string
 	// Username and Password log in where the cluster has authentication switched on.
 	Username, Password string
 
@@ -105,7 +108,7 @@ var (
 
 // connect reaches a cluster.
 func connect(ctx context.Context, o Options) (state.KV, error) {
-	place := "etcd at " + strings.Join(o.Endpoints, ",")
+	place := cmp.Or(o.Place, "etcd at "+strings.Join(o.Endpoints, ","))
 	config := clientv3.Config{
 		Endpoints:            o.Endpoints,
 		DialTimeout:          openTimeout,

@@ -287,12 +287,22 @@ func (s *Source) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, erro
 	return s.cert, nil
 }
 
-// TLS returns the configuration of the server: TLS 1.2 or later, HTTP/1.1, verified anew at each connection. The certificate of a client is in
+// TLS returns the configuration of the server: TLS 1.2 or later, HTTP/1.1 and, for clients in the role [Operate], HTTP/2, verified anew at each connection. The certificate of a client is in
 // the state of its connection, and so in the TLS of its requests, when it was shown and is good; otherwise there is no connection.
 func (s *Source) TLS() *tls.Config {
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS12, GetCertificate: s.certificate, NextProtos: []string{"http/1.1"},
 		SessionTicketsDisabled: true, // a resumed session would not ask again whether the client's certificate is good
+	}
+	if len(s.roles[Operate]) > 0 {
+		config.NextProtos = append(config.NextProtos, "h2") // last: for those who speak nothing else
+		config.VerifyConnection = func(c tls.ConnectionState) error {
+			if c.NegotiatedProtocol != "h2" {
+				return nil
+			}
+			_, err := s.Allowed(Operate, &c)
+			return err
+		}
 	}
 	if _, ok := s.from.(*acmeOrigin); ok {
 		config.NextProtos = append(config.NextProtos, acme.ALPNProto)

@@ -25,10 +25,11 @@ const (
 	Approve       Role = "approve"  // approve the plan that waits
 	Cancel        Role = "cancel"   // end a run before it is done
 	Hold          Role = "hold"     // hold and freeze, and end that
+	Operate       Role = "operate"  // whatever a command beside the site agent may do: use the store of the site, and its nodes
 )
 
 // AllRoles are all roles.
-var AllRoles = []Role{WriteDocument, Approve, Cancel, Hold}
+var AllRoles = []Role{WriteDocument, Approve, Cancel, Hold, Operate}
 
 // A ForbiddenError says why a client may not act in a role.
 type ForbiddenError struct {

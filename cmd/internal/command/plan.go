@@ -279,7 +279,7 @@ func notSaved(path string, err error) error {
 // its store and configuration.
 func (s *session) applying(c *cobra.Command, p *plan.Plan, path string, partial bool) string {
 	words := []string{"converge", "apply"}
-	for _, name := range []string{"chdir", "config", "data-dir", "etcd-endpoints", "etcd-ca", "etcd-cert", "etcd-key"} {
+	for _, name := range []string{"chdir", "config", "data-dir", "etcd-endpoints", "etcd-ca", "etcd-cert", "etcd-key", "server", "server-ca", "server-cert", "server-key"} {
 		switch f := c.Flag(name); {
 		case !f.Changed:
 		case name == "etcd-endpoints":

@@ -174,6 +174,9 @@ func (a *app) serve(ctx context.Context, f serving) (err error) {
 	if err != nil {
 		return err
 	}
+	if server, err := a.server(s.conf); err != nil || a.remote(server) {
+		return cmp.Or(err, error(&view.Problem{What: "a site agent needs the store itself, not another site agent", Where: "the server is " + server.Address, Fix: "Remove it, or name etcd with -etcd-endpoints."}))
+	}
 	keys, err := s.siteKeys(f.trust)
 	if err != nil {
 		return err
@@ -384,6 +387,7 @@ func (s *session) api(f serving, nodes *site.Nodes, keys *trust.Authority) *api.
 		MaskRecord: func(r state.Record) state.Record { return view.MaskRecord(r, s.kinds[r.Ref.Kind]) },
 		MaskDrift:  func(r *drift.Report) *drift.Report { return view.MaskDrift(r, s.kinds) },
 		Scrub:      s.scrubber.ScrubText, Events: s.eventsStand, Writes: s.writes(), ShowPlan: s.planDocument,
+		Operate: func(r grpc.ServiceRegistrar) { s.operate(r, nodes) },
 
 		Certificates: s.certs.list, Enrolments: s.certs.enrolments(),
 	})

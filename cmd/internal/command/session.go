@@ -121,10 +121,12 @@ func (a *app) openOr(ctx context.Context, doc *schema.Document, documents []stri
 		s.only = true
 	}
 	s.store = state.New(s.kv, s.site)
-	if server := cmp.Or(a.flags.server, a.env[envServer], conf.Server); server != "" {
-		if s.far, err = a.relay(server, conf); err != nil {
-			return nil, err
-		}
+	server, err := a.server(conf)
+	if err == nil && server.Address != "" {
+		s.far, err = a.relay(server, conf)
+	}
+	if err != nil {
+		return nil, err
 	}
 	return s, nil
 }
@@ -136,7 +138,15 @@ func (a *app) openStore(ctx context.Context, conf *config.File, documents []stri
 		Key:     cmp.Or(a.flags.key, conf.Etcd.Key),
 		Command: "converge " + strings.Join(a.sys.Args, " "), Logger: a.log,
 	}
-	if len(o.Endpoints) == 0 {
+	server, err := a.server(conf)
+	if err != nil {
+		return nil, "", err
+	}
+	switch {
+	case a.remote(server):
+		o.Endpoints, o.CA, o.Cert, o.Key = []string{server.Address}, server.CA, server.Cert, server.Key
+		o.Place = "the site agent at " + server.Address
+	case len(o.Endpoints) == 0:
 		o.Endpoints = conf.Etcd.Endpoints
 	}
 	if endpoint := conf.Etcd.Refused(o.Endpoints); endpoint != "" {
@@ -145,11 +155,17 @@ func (a *app) openStore(ctx context.Context, conf *config.File, documents []stri
 			Fix:  "Use an https:// endpoint. If the network in between is trusted, set etcd: {allow_insecure: true} in " + config.Name + ".",
 		}
 	}
-	if place = "etcd at " + strings.Join(o.Endpoints, ","); len(o.Endpoints) > 0 {
+	if place = cmp.Or(o.Place, "etcd at "+strings.Join(o.Endpoints, ",")); len(o.Endpoints) > 0 {
 		kv, err = etcd.Open(ctx, o)
 	} else if o.Dir, err = a.storeDir(documents); err == nil {
 		place = o.Dir
 		kv, err = a.embedded(ctx, o, m)
+	}
+	if err != nil && a.remote(server) && (strings.Contains(err.Error(), "no application protocol") || strings.Contains(err.Error(), "remote error: tls")) {
+		err = &view.Problem{
+			What: "the site agent at " + server.Address + " does not take the certificate " + server.Cert, Where: err.Error(),
+			Fix: "In https.clients of its " + config.Name + ", ca has to be its authority, and roles has to give operate to its name.", Err: err,
+		}
 	}
 	if err != nil {
 		return nil, "", err

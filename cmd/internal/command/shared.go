@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"converge.dev/converge/cmd/internal/config"
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/internal/files"
 	"converge.dev/converge/internal/nearest"
@@ -44,7 +45,7 @@ type shared struct {
 
 	endpoints     []string
 	ca, cert, key string
-	server        string
+	server        config.Server
 
 	layout view.PlanLayout // flags of the commands that show plans
 
@@ -71,7 +72,10 @@ func (f *shared) bind(c *cobra.Command) {
 	p.StringVar(&f.ca, "etcd-ca", "", "PEM `file` with the CA certificates for etcd")
 	p.StringVar(&f.cert, "etcd-cert", "", "PEM `file` with the client certificate for etcd")
 	p.StringVar(&f.key, "etcd-key", "", "PEM `file` with the client key for etcd")
-	p.StringVar(&f.server, "server", "", "`address` of a site agent, unix:PATH, to reach nodes that converge.yaml does not list")
+	p.StringVar(&f.server.Address, "server", "", "`address` of a site agent: unix:PATH, or https://HOST:PORT from another machine")
+	p.StringVar(&f.server.CA, "server-ca", "", "PEM `file` with the CA certificates for an https site agent")
+	p.StringVar(&f.server.Cert, "server-cert", "", "PEM `file` with the client certificate for an https site agent")
+	p.StringVar(&f.server.Key, "server-key", "", "PEM `file` with the client key for an https site agent")
 	p.StringVar(&f.dataDir, "data-dir", "", "the `dir`ectory of the embedded store; default: .converge next to converge.yaml")
 	p.DurationVar(&f.evalTimeout, "eval-timeout", 0, fmt.Sprintf("CPU time limit for evaluating a document, a `duration`; default: %v", load.DefaultLimits.Time))
 	p.Int64Var(&f.evalMemory, "eval-memory", 0, fmt.Sprintf("memory limit for evaluating a document, in `mib`; default: %d", load.DefaultLimits.Memory>>20))

@@ -8,9 +8,13 @@ import (
 	"reflect"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"converge.dev/converge/cmd/internal/view"
+	"converge.dev/converge/site"
 	"converge.dev/converge/site/api"
 	"converge.dev/converge/state"
+	"converge.dev/converge/state/etcd"
 )
 
 // writes are what clients of the site agent with a role may change; nil when nobody has one.
@@ -29,6 +33,14 @@ func (s *session) writes() *api.Writes {
 			err = oneByOne(ctx, knows, func() error { known, instead, err = s.knows(ctx, scope); return err })
 			return known, instead, err
 		},
+	}
+}
+
+// operate offers what a command beside the site agent uses.
+func (s *session) operate(r grpc.ServiceRegistrar, nodes *site.Nodes) {
+	site.Relay(r, nodes, s.log)
+	if err := etcd.Gateway(r, s.kv, s.store.Path()+"/"); err != nil {
+		s.log.Error("the store is not offered to operators", "error", err)
 	}
 }
 

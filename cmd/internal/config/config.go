@@ -43,13 +43,30 @@ type File struct {
 	Secrets    Secrets `yaml:"secrets"`
 	Policy     Policy  `yaml:"policy"`
 	Trust      Trust   `yaml:"trust"`
-	Server     string  `yaml:"server"` // unix:PATH of the site agent, through which nodes are reached that are not listed
+	Server     Server  `yaml:"server"` // the site agent, through which nodes are reached that are not listed
 	Events     *Events `yaml:"events"` // where the cloud is told what happens; nil: nowhere
 	all.Config `yaml:",inline"`
 
 	HTTPS *certs.Config `yaml:"https"` // the certificate of what converge serve serves by HTTP; nil: it is served without TLS
 
 	Path string `yaml:"-"` // of the file; empty when there is none
+}
+
+// Server says where the site agent is: an address alone, or with the files for one that begins with https://.
+type Server struct {
+	Address string `yaml:"address"` // unix:PATH, or https://HOST:PORT: then it is the store, too
+	CA      string `yaml:"ca"`      // PEM files
+	Cert    string `yaml:"cert"`
+	Key     string `yaml:"key"`
+}
+
+// UnmarshalYAML implements [yaml.Unmarshaler].
+func (s *Server) UnmarshalYAML(n *yaml.Node) error {
+	if n.Kind == yaml.ScalarNode {
+		return n.Decode(&s.Address)
+	}
+	type plain Server
+	return n.Decode((*plain)(s))
 }
 
 // Etcd says where the cluster of the store is.
@@ -191,7 +208,7 @@ func Read(path string) (*File, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	f.Path = path
-	for _, p := range []*string{&f.Etcd.CA, &f.Etcd.Cert, &f.Etcd.Key, &f.Secrets.Dir} {
+	for _, p := range []*string{&f.Etcd.CA, &f.Etcd.Cert, &f.Etcd.Key, &f.Secrets.Dir, &f.Server.CA, &f.Server.Cert, &f.Server.Key} {
 		if *p != "" && !filepath.IsAbs(*p) {
 			*p = filepath.Join(f.Dir(), *p)
 		}
