@@ -176,7 +176,7 @@ done)
 virsh -q "$(echo "$ask" | tr '\n' ';')" | grep -v '<allocation\|<available\|<[acm]time>\|<btime>\|^Allocation\|^Available\|^CPU time\|^Id\|<physical\|<clusterSize' | sed "s/<format type='iso'/<format type='raw'/; s/#[0-9]*\" stop_timeout/\" stop_timeout/"
 find . -type f | sort
 ls /sys/class/net
-for p in /proc/[0-9]*; do tr '\0' ' ' <$p/cmdline | grep -o '^[^ ]*dnsmasq --conf-file=[^ ]*\|guest=[^,]*' || true; done | sort
+for p in /proc/[0-9]*; do { tr '\0' ' ' <$p/cmdline; } 2>/dev/null | grep -o '^[^ ]*dnsmasq --conf-file=[^ ]*\|guest=[^,]*' || true; done | sort
 for v in machines/*; do
 	case $v in */grown|*/replaced) ;; *) qemu-img info -U $v | grep -v '^disk size\|^ *refcount';; esac
 done

@@ -73,7 +73,7 @@ const down = "/run/libvirt/down"
 // sweep ends what is left of networks that libvirtd was starting or stopping when it died, before it is started again: it forgets them, and
 // such a network does not start until somebody has deleted its bridge, and ended the dnsmasq that has its address.
 const sweep = `for p in /proc/[0-9]*; do
-	n=$(tr '\0' '\n' <$p/cmdline 2>/dev/null | sed -n 's|^--conf-file=/var/lib/libvirt/dnsmasq/\(.*\)\.conf$|\1|p')
+	n=$({ tr '\0' '\n' <$p/cmdline; } 2>/dev/null | sed -n 's|^--conf-file=/var/lib/libvirt/dnsmasq/\(.*\)\.conf$|\1|p')
 	if [ "$n" ] && [ ! -e "/run/libvirt/network/$n.xml" ]; then kill -9 ${p#/proc/} || true; fi
 done
 for b in /sys/class/net/*/bridge; do
