@@ -207,6 +207,7 @@ func (a *app) runAgent(ctx context.Context, path string) error {
 	if conf.Guard != "" {
 		undo = guard.Dial(conf.Guard)
 	}
+	collect.at(50) // the memory of a node is for its machines
 	kept := agent.NewLog(keptRecords)
 	a.alsoLog(kept.Handler)
 	var opener *all.Opener

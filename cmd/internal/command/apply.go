@@ -334,7 +334,7 @@ func readPlan(path string) (*plan.File, error) {
 // carry runs something that changes the site, and returns the outcome of how it ended. An undone run is the goal when
 // undo is set, and a failure otherwise.
 func (s *session) carry(run func(engine.ApplyOptions) (engine.Result, error), f applying, undo bool) error {
-	collect.less(200) // a tenth less time, a fifth more memory
+	collect.at(200) // a tenth less time, a fifth more memory
 	res, err := run(engine.ApplyOptions{OnFailure: apply.OnFailure(f.onFailure), AllowPartial: f.partial, Approve: f.approval, Confirm: f.confirm, Interrupt: s.running()})
 	started := s.hasStarted()
 	s.acted = s.acted || started

@@ -36,8 +36,9 @@ func (c *collector) begin() {
 	}, c)
 }
 
-// less collects less often from now on, by that percentage, for what allocates all the time while most of what it holds stays.
-func (c *collector) less(percent int) {
+// at collects from now on by that percentage: less often what allocates all the time while most of what it holds stays, more often what
+// is to be small.
+func (c *collector) at(percent int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.percent == 0 {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The first collection waits; from then on memory is collected as usual, or as seldom as was asked for before or after it.
+// The first collection waits; from then on memory is collected as usual, or as often as was asked for before or after it.
 func TestCollector(t *testing.T) {
 	before := debug.SetGCPercent(100)
 	t.Cleanup(func() { debug.SetGCPercent(before) })
@@ -41,15 +41,15 @@ func TestCollector(t *testing.T) {
 	if got := percent(); got != 100 {
 		t.Errorf("%d percent after the first time", got)
 	}
-	c.less(200)
+	c.at(200)
 	if got := percent(); got != 200 {
-		t.Errorf("%d percent when less was asked for", got)
+		t.Errorf("%d percent when another one was asked for", got)
 	}
 
 	c = begun()
-	c.less(400)
+	c.at(400)
 	if got := percent(); got != 800 {
-		t.Errorf("%d percent before the first time, when less was asked for", got)
+		t.Errorf("%d percent before the first time, when another one was asked for", got)
 	}
 	collected(c)
 	if got := percent(); got != 400 {
@@ -60,7 +60,7 @@ func TestCollector(t *testing.T) {
 	debug.SetGCPercent(50)
 	c = new(collector)
 	c.begin()
-	c.less(200)
+	c.at(200)
 	if got := percent(); got != 50 {
 		t.Errorf("%d percent where GOGC says 50", got)
 	}

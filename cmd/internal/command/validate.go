@@ -79,7 +79,7 @@ func (a *app) validate(ctx context.Context, paths []string, report bool) (*schem
 	if err != nil {
 		return nil, nil, err
 	}
-	collect.less(400) // a tenth less time, and no more memory: at the end all of it is in use
+	collect.at(400) // a tenth less time, and no more memory: at the end all of it is in use
 	return a.check(ctx, load.Bounds{}, sources...)
 }
 
