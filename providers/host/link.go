@@ -149,6 +149,7 @@ func (k *links) passing(v *view, l netlink.Link, s spec.Link) string {
 // A transaction is the requests of one change.
 type transaction struct {
 	ctx     context.Context
+	network *Network
 	permit  *providers.Permit
 	wrote   bool
 	leading bool // leads back to what was: also when the call has ended meanwhile
@@ -162,7 +163,7 @@ func (tx *transaction) do(request func() error) error {
 	if err := tx.permit.Check(); err != nil {
 		return refuse(providers.Transient, "%w", err)
 	}
-	err := request()
+	err := tx.network.ask(request)
 	tx.wrote = tx.wrote || err == nil || errors.Is(err, syscall.EAGAIN) // without an answer it may still happen
 	return err
 }
@@ -182,7 +183,7 @@ func (tx *transaction) back(undo func() error) error {
 
 // change makes a change while no other one runs. do gets what is there, and the link if it is an object.
 func (k *links) change(ctx context.Context, op string, c providers.Call, do func(tx *transaction, v *view, have *providers.Thing) error) error {
-	tx := &transaction{ctx: ctx, permit: k.permit}
+	tx := &transaction{ctx: ctx, network: k.network, permit: k.permit}
 	err := func() error {
 		select {
 		case k.network.turn <- struct{}{}:

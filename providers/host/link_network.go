@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
@@ -34,7 +35,12 @@ type Network struct {
 	o      NetworkOptions
 	handle *netlink.Handle
 	turn   chan struct{} // has an element while a change runs: links affect each other
+
+	mu     sync.RWMutex // held for reading while the kernel is asked
+	closed bool
 }
+
+var errClosed = errors.New("the provider is closed")
 
 // OpenNetwork opens the links of a network namespace. It fails when the kernel does not let this process ask.
 func OpenNetwork(o NetworkOptions) (*Network, error) {
@@ -54,10 +60,25 @@ func OpenNetwork(o NetworkOptions) (*Network, error) {
 	return n, nil
 }
 
+// close waits until the kernel has answered: a watch may still be looking.
 func (n *Network) close() {
-	if n != nil {
-		n.handle.Close()
+	if n == nil {
+		return
 	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.closed = true
+	n.handle.Close()
+}
+
+// ask makes requests of the kernel, unless the provider is closed.
+func (n *Network) ask(requests func() error) error {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if n.closed {
+		return errClosed
+	}
+	return requests()
 }
 
 // within opens a socket, which stays in the namespace.
@@ -93,7 +114,11 @@ type view struct {
 // look reads everything. The kernel tells when something has changed while it was read; then it is read anew.
 func (n *Network) look() (v *view, err error) {
 	for range 10 {
-		if v, err = n.read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+		err = n.ask(func() (err error) {
+			v, err = n.read()
+			return err
+		})
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
 	}
