@@ -56,6 +56,10 @@ test: deps ## all tests, against real daemons too (50 min)
 torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (20 to 30 min; NIGHTLY=1: for hours)
 	e2e/torture.sh $(if $(NIGHTLY),nightly,push)
 
+.PHONY: soak
+soak: deps ## a site to which things keep happening uses no more after a long time (FOR=10m)
+	CONVERGE_TORTURE=push CONVERGE_REAL=1 go test -vet=off -count=1 -v -timeout 0 -run '^TestTortureSoak$$' ./e2e/replicas -soak=$(or $(FOR),10m)
+
 .PHONY: unit
 unit: ## the tests that need no root, network or daemon (5 to 10 min)
 	go test ./...

@@ -23,7 +23,7 @@
 // # Soak (test R)
 //
 // 50 nodes with 2 000 resources, to which things keep happening: revisions, changes by others, lost connections, new agents, failovers. What
-// the processes use in the last quarter of the time is what they used in the second.
+// the processes use in the last quarter of the time is what they used in the second. It runs at night, and with make soak.
 //
 //	CONVERGE_TORTURE=push go test ./e2e/replicas -v
 package replicas
