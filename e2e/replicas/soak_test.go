@@ -1,7 +1,6 @@
 package replicas
 
 import (
-	"bytes"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -11,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -119,7 +119,7 @@ var happenings = []struct {
 	}},
 	{"new agent", func(s *site, _ int) {
 		n := s.nodes[0]
-		n.now.signal(15)
+		n.now.signal(syscall.SIGTERM)
 		n.now.ended(0)
 		n.attend()
 		s.revise(0)
@@ -145,7 +145,7 @@ func (n *node) ports() map[string]json.RawMessage {
 	var world struct {
 		Things map[string]map[string]map[string]struct{ Spec json.RawMessage }
 	}
-	n.s.must(json.NewDecoder(bytes.NewReader(text)).Decode(&world))
+	n.s.must(json.Unmarshal(text, &world))
 	specs := map[string]json.RawMessage{}
 	for id, thing := range world.Things[n.name]["ovs.port"] {
 		specs[id] = thing.Spec

@@ -46,7 +46,6 @@ func (a *API) Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 func (a *API) ServeTLS(ctx context.Context, l net.Listener, h http.Handler, config *tls.Config) error {
 	s := &http.Server{
 		Handler: h, MaxHeaderBytes: MaxHeader, ReadHeaderTimeout: readTime, ReadTimeout: readTime, WriteTimeout: writeTime, IdleTimeout: idleTime,
-		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: MaxOperations},   // one operator may need them all
 		ErrorLog: slog.NewLogLogger(a.o.Logger.Handler(), slog.LevelDebug), // strangers cause these
 	}
 	ended := make(chan struct{})

@@ -6,10 +6,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"math"
 	"math/rand/v2"
 	"net"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -50,7 +52,7 @@ func Gateway(r grpc.ServiceRegistrar, store state.KV, prefix string) error {
 		context.AfterFunc(s.life, func() { _ = conn.Close() })
 	}
 	g := &gateway{
-		share: s.share, granted: map[int64]time.Time{}, from: []byte(prefix), to: []byte(clientv3.GetPrefixRangeEnd(prefix)),
+		log: s.log, share: s.share, granted: map[int64]time.Time{}, from: []byte(prefix), to: []byte(clientv3.GetPrefixRangeEnd(prefix)),
 		kv: etcdserverpb.NewKVClient(conn), watch: etcdserverpb.NewWatchClient(conn), leases: etcdserverpb.NewLeaseClient(conn),
 	}
 	etcdserverpb.RegisterKVServer(r, keysOf{gateway: g})
@@ -60,6 +62,7 @@ func Gateway(r grpc.ServiceRegistrar, store state.KV, prefix string) error {
 }
 
 type gateway struct {
+	log      *slog.Logger
 	share    *share // nil for a cluster
 	from, to []byte // the keys from from on, before to
 	kv       etcdserverpb.KVClient
@@ -197,7 +200,7 @@ type watchesOf struct {
 
 // Watch implements etcdserverpb.WatchServer.
 func (g watchesOf) Watch(in etcdserverpb.Watch_WatchServer) error {
-	return pass(in.Context(), in.Recv, in.Send, g.watch.Watch, func(_ context.Context, q *etcdserverpb.WatchRequest) error {
+	return pass(in.Context(), g.log, in.Recv, in.Send, g.watch.Watch, func(_ context.Context, q *etcdserverpb.WatchRequest) error {
 		create := q.GetCreateRequest()
 		if err := understood(q); err != nil || create == nil {
 			return err
@@ -253,7 +256,7 @@ func (g leasesOf) LeaseRevoke(ctx context.Context, q *etcdserverpb.LeaseRevokeRe
 
 // LeaseKeepAlive implements etcdserverpb.LeaseServer.
 func (g leasesOf) LeaseKeepAlive(in etcdserverpb.Lease_LeaseKeepAliveServer) error {
-	return pass(in.Context(), in.Recv, in.Send, g.leases.LeaseKeepAlive, func(ctx context.Context, q *etcdserverpb.LeaseKeepAliveRequest) error {
+	return pass(in.Context(), g.log, in.Recv, in.Send, g.leases.LeaseKeepAlive, func(ctx context.Context, q *etcdserverpb.LeaseKeepAliveRequest) error {
 		if err := understood(q); err != nil {
 			return err
 		}
@@ -324,7 +327,7 @@ func pass[Q, A any, Out interface {
 	grpc.ClientStream
 	Send(*Q) error
 	Recv() (*A, error)
-}](ctx context.Context, recv func() (*Q, error), send func(*A) error, open func(context.Context, ...grpc.CallOption) (Out, error), check func(context.Context, *Q) error) error {
+}](ctx context.Context, log *slog.Logger, recv func() (*Q, error), send func(*A) error, open func(context.Context, ...grpc.CallOption) (Out, error), check func(context.Context, *Q) error) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	out, err := open(onwards(ctx), anySize)
@@ -334,7 +337,8 @@ func pass[Q, A any, Out interface {
 	go func() { // it ends with the stream, once this function has returned
 		defer func() {
 			if p := recover(); p != nil { // it would end the program
-				end(status.Errorf(codes.Internal, "a bug: %v", p))
+				log.Error("a message made the program fail: this is a bug", "stack", string(debug.Stack()))
+				end(status.Error(codes.Internal, "the program failed at this message; its log says how"))
 			}
 		}()
 		for {
