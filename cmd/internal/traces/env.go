@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -99,6 +100,41 @@ func (h *valueless) WithAttrs([]slog.Attr) slog.Handler { return h }
 
 // WithGroup implements [slog.Handler].
 func (h *valueless) WithGroup(string) slog.Handler { return h }
+
+// A gate is the handler of a logger until it is shut. What the SDK goes on with when nobody waits for it any longer is in no log: nobody
+// reads it, and it may be closed.
+type gate struct {
+	slog.Handler
+	door *door
+}
+
+// A door is shut once, for all handlers of a gate.
+type door struct {
+	mu   sync.Mutex
+	shut bool
+}
+
+func (d *door) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.shut = true
+}
+
+// Handle implements [slog.Handler].
+func (g gate) Handle(ctx context.Context, r slog.Record) error {
+	g.door.mu.Lock()
+	defer g.door.mu.Unlock()
+	if g.door.shut {
+		return nil
+	}
+	return g.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements [slog.Handler].
+func (g gate) WithAttrs(attrs []slog.Attr) slog.Handler { return gate{g.Handler.WithAttrs(attrs), g.door} }
+
+// WithGroup implements [slog.Handler].
+func (g gate) WithGroup(name string) slog.Handler { return gate{g.Handler.WithGroup(name), g.door} }
 
 // ended sends spans in batches, and counts all that ended.
 type ended struct {

@@ -88,6 +88,7 @@ type Traces struct {
 	parent   context.Context
 	ended    *ended
 	sent     *quiet
+	log      *door // of what is logged
 
 	mu    sync.Mutex
 	run   trace.Span // nil while no run is in progress
@@ -123,9 +124,10 @@ func Open(ctx context.Context, o Options) (*Traces, error) {
 		return nil, fmt.Errorf("traces cannot be sent: %w", err)
 	}
 	o.Scrub = without(o.Scrub, values(o.Env))
-	t := &Traces{o: o, steps: map[key]trace.Span{}}
-	otel.SetLogger(logr.FromSlogHandler(&valueless{o.Logger.Handler()}))
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { o.Logger.Warn("traces are not complete", "error", t.text(err)) }))
+	t := &Traces{o: o, steps: map[key]trace.Span{}, log: &door{}}
+	t.o.Logger = slog.New(gate{o.Logger.Handler(), t.log})
+	otel.SetLogger(logr.FromSlogHandler(&valueless{t.o.Logger.Handler()}))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { t.o.Logger.Warn("traces are not complete", "error", t.text(err)) }))
 	again := struct {
 		Enabled                                      bool
 		InitialInterval, MaxInterval, MaxElapsedTime time.Duration
@@ -288,11 +290,12 @@ func (t *Traces) end(outcome string, failed bool, message string) {
 	t.run = nil
 }
 
-// Close sends what has not been sent yet, and waits for that, but no longer than the options say.
+// Close sends what has not been sent yet, and waits for that, but no longer than the options say. It logs nothing once it has returned.
 func (t *Traces) Close() {
 	if t == nil {
 		return
 	}
+	defer t.log.close()
 	t.mu.Lock()
 	t.end(unknown, true, "")
 	t.mu.Unlock()
