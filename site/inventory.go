@@ -39,8 +39,16 @@ func NewInventory(o InventoryOptions) *Inventory {
 	return &Inventory{o: o, soon: make(chan struct{}, 1)}
 }
 
-// apartAtLeast is how long it is at least from one look to the next, and how soon it is tried again after a failure.
-const apartAtLeast = time.Minute
+// After a look nothing is looked at for so many times as long as the look took, within these bounds: what is looked at costs servers and
+// nodes little, and a small site learns soon what a run has made.
+const (
+	restFor     = 20
+	restAtLeast = 5 * time.Second
+	restAtMost  = time.Minute // also how soon it is tried again after a failure
+)
+
+// restAfter returns how long it is at least from a look, which took this long, to the next.
+func restAfter(took time.Duration) time.Duration { return min(max(restFor*took, restAtLeast), restAtMost) }
 
 // Soon says that something has changed at the site, so that it is not only recorded at the next time. It may be called at any time.
 func (i *Inventory) Soon() {
@@ -58,6 +66,7 @@ func (i *Inventory) Run(ctx context.Context) {
 		case <-i.soon:
 		default:
 		}
+		began := time.Now()
 		unknown, err := i.take(ctx)
 		if ctx.Err() != nil {
 			return
@@ -65,21 +74,22 @@ func (i *Inventory) Run(ctx context.Context) {
 		if i.o.Taken != nil {
 			i.o.Taken(unknown, err)
 		}
-		pause := max(i.o.Every-rand.N(i.o.Every/10+1), apartAtLeast) // not at the same time at all sites
+		least := restAfter(time.Since(began))
+		pause := max(i.o.Every-rand.N(i.o.Every/10+1), least) // not at the same time at all sites
 		text := ""
 		if err != nil {
-			text, pause = err.Error(), apartAtLeast
+			text, least, pause = err.Error(), restAtMost, restAtMost
 		}
 		if text != said && err != nil {
 			i.o.Logger.Warn("the inventory could not be recorded", "error", err, "again_in", pause)
 		}
 		said = text
-		if retry.Sleep(ctx, apartAtLeast) != nil {
+		if retry.Sleep(ctx, least) != nil {
 			return
 		}
 		select {
 		case <-i.soon:
-		case <-time.After(pause - apartAtLeast):
+		case <-time.After(pause - least):
 		case <-ctx.Done():
 		}
 	}

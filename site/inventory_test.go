@@ -20,13 +20,14 @@ import (
 	"converge.dev/converge/site"
 )
 
-// The inventory is recorded when the agent begins to keep the site, at each sweep, and soon after something has changed, but not more
-// than once a minute. While nothing can be reached nothing is taken for gone, and what cannot be observed is told.
+// The inventory is recorded when the agent begins to keep the site, at each sweep, and soon after something has changed: not at once, and
+// the later the longer the look before took. While nothing can be reached nothing is taken for gone, and what cannot be observed is told.
 func TestInventory(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bed) {
 		var mu sync.Mutex
 		var told []string
 		var broken error
+		var slow time.Duration
 		reached := b.reached
 		i := site.NewInventory(site.InventoryOptions{
 			Engine: func() (*engine.Engine, error) {
@@ -37,7 +38,15 @@ func TestInventory(t *testing.T) {
 				}), broken
 			},
 			Site: schema.Site{Name: "test", ID: enginetest.SiteID}, Every: 10 * time.Minute, Logger: slog.New(slog.NewTextHandler(&locked{b: b}, nil)),
-			Reached: func() []providers.Need { mu.Lock(); defer mu.Unlock(); return reached },
+			Reached: func() []providers.Need {
+				mu.Lock()
+				defer mu.Unlock()
+				took := slow
+				mu.Unlock()
+				time.Sleep(took)
+				mu.Lock()
+				return reached
+			},
 			Taken: func(unknown []plan.Unknown, err error) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -90,10 +99,28 @@ func TestInventory(t *testing.T) {
 		want("at first", "a, 0 <nil>")
 		put("b")
 		i.Soon()
-		time.Sleep(59 * time.Second)
-		want("within a minute", "")
+		time.Sleep(4 * time.Second)
+		want("at once", "")
 		time.Sleep(2 * time.Second)
-		want("after a minute", "b, 0 <nil>")
+		want("soon", "b, 0 <nil>")
+		for _, c := range []struct{ took, rest time.Duration }{{2 * time.Second, 40 * time.Second}, {time.Minute, time.Minute}} {
+			mu.Lock()
+			slow = c.took
+			mu.Unlock()
+			i.Soon()
+			time.Sleep(6*time.Second + c.took) // a look that takes long
+			mu.Lock()
+			slow = 0
+			mu.Unlock()
+			want("a slow look", "0 <nil>")
+			put("b" + c.took.String())
+			i.Soon()
+			time.Sleep(c.rest - 7*time.Second)
+			want("before the rest is over", "")
+			time.Sleep(7 * time.Second)
+			want("after the rest", "b"+c.took.String()+", 0 <nil>")
+			time.Sleep(6 * time.Second)
+		}
 		put("c")
 		time.Sleep(8 * time.Minute)
 		want("before the sweep", "")
