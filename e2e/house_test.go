@@ -99,7 +99,7 @@ var layers = []struct {
 	{"agent", []string{"schema$", "providers$", "providers/remote", "trust", "guard$", "internal/files", "internal/retry", "internal/reverse"}},
 	{"guard", []string{"schema$", "providers$", "internal/files", "internal/retry"}},
 	{"deploy", []string{"internal/files"}},
-	{"site/outbox", []string{"schema$", "state$", "engine/drift", "site$", "internal/files", "internal/retry"}},
+	{"site/outbox", []string{"schema$", "state$", "engine/drift", "engine/survey", "site$", "internal/files", "internal/retry"}},
 	{"site/api", []string{"site/outbox", "schema$", "providers$", "state$", "engine", "trust", "site$", "internal"}},
 	{"site", []string{"schema$", "providers", "state$", "engine", "internal/retry", "internal/reverse"}},
 	{"cmd", []string{"schema", "providers", "state", "engine", "trust", "agent", "guard", "site", "deploy$", "internal/files", "internal/nearest", "internal/retry", "internal/reverse", "internal/carbidesim"}},

@@ -48,7 +48,9 @@ const (
 )
 
 // restAfter returns how long it is at least from a look, which took this long, to the next.
-func restAfter(took time.Duration) time.Duration { return min(max(restFor*took, restAtLeast), restAtMost) }
+func restAfter(took time.Duration) time.Duration {
+	return min(max(restFor*took, restAtLeast), restAtMost)
+}
 
 // Soon says that something has changed at the site, so that it is not only recorded at the next time. It may be called at any time.
 func (i *Inventory) Soon() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,27 +36,28 @@ func TestReportAnew(t *testing.T) {
 		if err := p.Fence(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
-		dial, dialled := y.dial, 0
-		y.dial = func(ctx context.Context) (net.Conn, error) {
-			dialled++
+		dial := y.dial
+		var dialled atomic.Int32
+		y.redial(func(ctx context.Context) (net.Conn, error) {
+			dialled.Add(1)
 			return dial(ctx)
-		}
+		})
 		kept, err := p.Settle(t.Context(), providers.Settling{ID: "g", Epoch: 1, Keep: true})
-		if err != nil || !kept || dialled != 3 {
-			t.Errorf("%t, %v after %d connections", kept, err, dialled)
+		if err != nil || !kept || dialled.Load() != 3 {
+			t.Errorf("%t, %v after %d connections", kept, err, dialled.Load())
 		}
-		changed := time.Now()
-		for name, dial := range map[string]func(context.Context) (net.Conn, error){
-			"cut a second later": func(ctx context.Context) (net.Conn, error) {
+		for name, dial := range map[string]func(ctx context.Context, changed time.Time) (net.Conn, error){
+			"cut a second later": func(ctx context.Context, changed time.Time) (net.Conn, error) {
 				if time.Since(changed) > time.Second {
 					return nil, errors.New("no route to host")
 				}
 				return dial(ctx)
 			},
-			"no route": func(context.Context) (net.Conn, error) { return nil, errors.New("no route to host") },
-			"silence":  func(ctx context.Context) (net.Conn, error) { <-ctx.Done(); return nil, context.Cause(ctx) },
+			"no route": func(context.Context, time.Time) (net.Conn, error) { return nil, errors.New("no route to host") },
+			"silence":  func(ctx context.Context, _ time.Time) (net.Conn, error) { <-ctx.Done(); return nil, context.Cause(ctx) },
 		} {
-			y.dial, changed = dial, time.Now()
+			changed := time.Now()
+			y.redial(func(ctx context.Context) (net.Conn, error) { return dial(ctx, changed) })
 			if kept, err := p.Settle(t.Context(), providers.Settling{ID: "g", Epoch: 1, Keep: true}); kept || providers.ClassOf(err) != providers.Transient {
 				t.Errorf("%s: %t, %v", name, kept, err)
 			}

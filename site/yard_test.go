@@ -162,7 +162,17 @@ func (y *yard) dialTo(ctx context.Context, to string) (net.Conn, error) {
 	if to != address {
 		return nil, fmt.Errorf("nothing listens on %s", to)
 	}
-	return y.dial(ctx)
+	y.bed.mu.Lock()
+	dial := y.dial
+	y.bed.mu.Unlock()
+	return dial(ctx)
+}
+
+// redial makes the agents connect otherwise from now on.
+func (y *yard) redial(dial func(context.Context) (net.Conn, error)) {
+	y.bed.mu.Lock()
+	defer y.bed.mu.Unlock()
+	y.dial = dial
 }
 
 // attend starts the agent of a node, which enrols when it has not yet. The returned function ends it.

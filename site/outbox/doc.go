@@ -2,7 +2,8 @@
 //
 // Words: an event is kept when it is in the store until it was delivered; an event that is not kept is loose. The kinds of events that a
 // cloud cannot do without are kept: a run has ended, a plan waits for approval, a node is lost or no longer is, a guard has undone a
-// change, the site has failed or no longer does. All others are loose.
+// change, the site has failed or no longer does. All others are loose, but for those of the inventory: they are made when they are sent,
+// when nothing else waits, from where the receiver is. No change of the inventory is lost to it, and none is told of that is past.
 //
 // Promises: what is kept is delivered at least once, in the order in which it was kept, whatever process crashes and however long the
 // receiver is away; each time it has the same id. It is written in the transaction that it is about, or found in the store afterwards,

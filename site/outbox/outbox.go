@@ -67,6 +67,7 @@ type Outbox struct {
 	space  uuid.UUID // of the ids of events
 	client http.Client
 	wake   chan struct{} // has an element while there may be something to send
+	pages  pages
 
 	settling sync.Mutex // one writing of how far they are delivered at a time
 
@@ -172,7 +173,7 @@ func (b *Outbox) begin(ctx context.Context) error {
 func (b *Outbox) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.keeps, b.kept, b.size, b.loose, b.lsize = false, nil, 0, nil, 0
+	b.keeps, b.kept, b.size, b.loose, b.lsize, b.pages = false, nil, 0, nil, 0, pages{}
 	clear(b.gone)
 	clear(b.has)
 }
@@ -316,7 +317,7 @@ func (b *Outbox) next() (e state.Outgoing, dropped int64, ok bool) {
 	case len(b.loose) > 0:
 		return b.loose[0], b.d.Unsaid, true
 	}
-	return e, 0, false
+	return e, b.d.Unsaid, false
 }
 
 // send sends what waits, one after the other.
@@ -327,6 +328,15 @@ func (b *Outbox) send(ctx context.Context) {
 	tried := map[string]int{}
 	for ctx.Err() == nil {
 		e, dropped, ok := b.next()
+		paged := false
+		if !ok {
+			var err error
+			if e, paged, err = b.page(ctx); err != nil {
+				b.unmade(ctx, err)
+				continue
+			}
+			ok = paged
+		}
 		if !ok {
 			select {
 			case <-b.wake:
@@ -338,7 +348,9 @@ func (b *Outbox) send(ctx context.Context) {
 		if err == nil {
 			clear(tried)
 			pauses, wrong = b.pauses(), ""
-			b.delivered(e, dropped)
+			if b.delivered(e, dropped); paged {
+				b.turned(ctx)
+			}
 			b.settle(ctx)
 			continue
 		}
@@ -352,6 +364,13 @@ func (b *Outbox) send(ctx context.Context) {
 			pause = max(pause, answer.after)
 		}
 		switch refused := answer != nil && answer.refuses(); {
+		case paged:
+			if b.unturned(refused) {
+				b.o.Logger.Error("the receiver of events says that a part of the inventory is wrong: it is given up", "id", e.ID, "error", err)
+				b.refuse(e)
+				b.turned(ctx)
+				b.settle(ctx)
+			}
 		case e.Revision == 0:
 			if tried[e.ID]++; refused || tried[e.ID] >= tries {
 				b.giveUp(e)

@@ -208,21 +208,6 @@ func (b *Outbox) tellDrift(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// tellInventory tells that the inventory has another revision.
-func (b *Outbox) tellInventory(ctx context.Context) error {
-	for changes, err := range b.o.Store.FollowInventory(ctx) {
-		if err != nil {
-			return err
-		}
-		for _, c := range changes.Changes {
-			if !changes.Whole && !c.Gone && c.Err == nil {
-				b.tell(InventoryChanged, "inventory", c.Value.At, c.Value, c.Value.Revision)
-			}
-		}
-	}
-	return ctx.Err()
-}
-
 const (
 	nodesTold = "node/" // begins the names of what was told of nodes
 	connected = "connected"
