@@ -111,8 +111,11 @@ func (y *yard) newNodes() *site.Nodes {
 			case y.changed <- struct{}{}:
 			default:
 			}
-			if y.look != nil {
-				y.look()
+			y.bed.mu.Lock()
+			look := y.look
+			y.bed.mu.Unlock()
+			if look != nil {
+				look()
 			}
 		},
 		Logger: y.logger(),
@@ -127,7 +130,9 @@ func (y *yard) logger() *slog.Logger {
 func (y *yard) keep(mode site.Mode) *kept {
 	y.t.Helper()
 	k := y.bed.prepare(mode, func(o *engine.Options) { o.Retry = apply.Retry{} }) // as in service
+	y.bed.mu.Lock()
 	y.look = k.Look
+	y.bed.mu.Unlock()
 	k.begin()
 	synctest.Wait()
 	return k
