@@ -50,7 +50,7 @@ type page struct {
 	refused int     // how often the receiver has said that it is wrong
 }
 
-// A contents is the data of an event about the inventory.
+// contents is the data of an event about the inventory.
 type contents struct {
 	Revision int64             `json:"revision"`       // up to which changes are told once More is false
 	Since    int64             `json:"since_revision"` // the items changed after it; 0: these are all that there are
