@@ -57,3 +57,20 @@ func ReadCertificates(ca, cert, key string) (c Certificates, err error) {
 	}
 	return c, nil
 }
+
+// ClientTLS returns how a client that talks for long uses these files. They are read now, so that what is wrong with them is an error
+// here; our certificate is read again for each connection, since it may have been renewed.
+func ClientTLS(ca, cert, key string) (*tls.Config, error) {
+	read, err := ReadCertificates(ca, cert, key)
+	if err != nil {
+		return nil, err
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: read.Roots}
+	if read.Ours != nil {
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			read, err := ReadCertificates("", cert, key)
+			return read.Ours, err
+		}
+	}
+	return config, nil
+}

@@ -176,17 +176,11 @@ func tlsConfig(o Options) (*tls.Config, error) {
 	if secure < len(o.Endpoints) {
 		return nil, errors.New("either all endpoints start with https:// or none")
 	}
-	read, err := files.ReadCertificates(o.CA, o.Cert, o.Key)
+	config, err := files.ClientTLS(o.CA, o.Cert, o.Key)
 	if err != nil {
 		return nil, err
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: o.ServerName, RootCAs: read.Roots}
-	if read.Ours != nil {
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			read, err := files.ReadCertificates("", o.Cert, o.Key)
-			return read.Ours, err
-		}
-	}
+	config.ServerName = o.ServerName
 	return config, nil
 }
 

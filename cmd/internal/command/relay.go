@@ -65,14 +65,11 @@ func dial(s config.Server, conf *config.File) (*grpc.ClientConn, error) {
 		path = providers.Opening{Dir: conf.Dir()}.Path(path)
 		return grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())) // only its owner can open the socket
 	}
-	read, err := files.ReadCertificates(s.CA, s.Cert, s.Key)
+	secure, err := files.ClientTLS(s.CA, s.Cert, s.Key)
 	if err != nil {
 		return nil, err
 	}
-	secure := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: read.Roots, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		read, err := files.ReadCertificates("", s.Cert, s.Key) // it may have been renewed
-		return read.Ours, err
-	}}
+	secure.MinVersion = tls.VersionTLS13
 	return grpc.NewClient(strings.TrimPrefix(s.Address, "https://"), grpc.WithTransportCredentials(credentials.NewTLS(secure)),
 		grpc.WithNoProxy(), // like the store
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second})) // it may be gone without a word
