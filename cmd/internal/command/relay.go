@@ -75,6 +75,18 @@ func dial(s config.Server, conf *config.File) (*grpc.ClientConn, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second})) // it may be gone without a word
 }
 
+// untaken returns what is wrong when a site agent on another machine does not take our certificate; nil when an error is not about that.
+func untaken(s config.Server, err error) error {
+	text := err.Error()
+	if !strings.HasPrefix(s.Address, "https://") || !strings.Contains(text, "no application protocol") && !strings.Contains(text, "remote error: tls") {
+		return nil
+	}
+	return &view.Problem{
+		What: "the site agent at " + s.Address + " does not take the certificate " + s.Cert, Where: text,
+		Fix: "In https.clients of its " + config.Name + ", ca has to be its authority, and roles has to give operate to its name.", Err: err,
+	}
+}
+
 // relay returns how nodes are reached through a site agent.
 func (a *app) relay(s config.Server, conf *config.File) (*farSide, error) {
 	conn, err := dial(s, conf)
@@ -100,6 +112,9 @@ func (a *app) relay(s config.Server, conf *config.File) (*farSide, error) {
 		offers: func(ctx context.Context) (needs []providers.Need, err error) {
 			ps, err := wire.Connect(ctx, conn, nil)
 			if err != nil {
+				if refused := untaken(s, err); refused != nil {
+					return nil, refused
+				}
 				return nil, &view.Problem{What: "the site agent does not answer", Where: path + ": " + err.Error(), Fix: "Start it with converge serve, or name another with -server.", Err: err}
 			}
 			for _, p := range ps {

@@ -161,13 +161,10 @@ func (a *app) openStore(ctx context.Context, conf *config.File, documents []stri
 		place = o.Dir
 		kv, err = a.embedded(ctx, o, m)
 	}
-	if err != nil && a.remote(server) && (strings.Contains(err.Error(), "no application protocol") || strings.Contains(err.Error(), "remote error: tls")) {
-		err = &view.Problem{
-			What: "the site agent at " + server.Address + " does not take the certificate " + server.Cert, Where: err.Error(),
-			Fix: "In https.clients of its " + config.Name + ", ca has to be its authority, and roles has to give operate to its name.", Err: err,
-		}
-	}
 	if err != nil {
+		if refused := untaken(server, err); refused != nil && a.remote(server) {
+			err = refused
+		}
 		return nil, "", err
 	}
 	a.closers = append(a.closers, func() {
