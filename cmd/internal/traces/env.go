@@ -131,7 +131,9 @@ func (g gate) Handle(ctx context.Context, r slog.Record) error {
 }
 
 // WithAttrs implements [slog.Handler].
-func (g gate) WithAttrs(attrs []slog.Attr) slog.Handler { return gate{g.Handler.WithAttrs(attrs), g.door} }
+func (g gate) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return gate{g.Handler.WithAttrs(attrs), g.door}
+}
 
 // WithGroup implements [slog.Handler].
 func (g gate) WithGroup(name string) slog.Handler { return gate{g.Handler.WithGroup(name), g.door} }
