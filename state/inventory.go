@@ -144,6 +144,9 @@ func (s *Store) putInventory(ctx context.Context, was Inventory, next []Inventor
 		size int
 	)
 	commit := func() error {
+		if now.guard.Revision == 0 {
+			ops = append(ops, Op{Key: s.outboxTold() + InventoryTold, Delete: true})
+		}
 		ops = append(ops, s.put(now.guard.Key, inventoryHead{now.Revision + 1, now.At, now.Oldest}))
 		revision, err := s.kv.Commit(ctx, []Guard{now.guard}, ops)
 		if err != nil {
@@ -180,7 +183,7 @@ func (s *Store) putInventory(ctx context.Context, was Inventory, next []Inventor
 			now.Places = append(now.Places, p)
 		}
 	}
-	for _, key := range was.unused[:min(len(was.unused), MaxOps-1-len(ops))] {
+	for _, key := range was.unused[:min(len(was.unused), MaxOps-2-len(ops))] {
 		ops = append(ops, Op{Key: key, Delete: true})
 	}
 	if len(ops) == 0 {

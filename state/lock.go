@@ -468,6 +468,7 @@ func (s *Store) Restored(ctx context.Context, by, reason string) (epochNow int64
 		[]Op{
 			s.put(s.key("epoch"), epoch{Epoch: entry.Epoch, By: by}),
 			s.put(s.key("audit", NewRunID(now)), entry),
+			{Key: s.outboxTold() + InventoryTold, Delete: true},
 			s.AmendedOp(Amended{Epoch: entry.Epoch, Action: entry.Action, By: by, At: now}),
 			s.HoldOp(Hold{Scope: schema.ScopeSite, By: by, At: now, Reason: "the store was restored from a backup: review the drift first"}),
 		})

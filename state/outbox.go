@@ -54,6 +54,10 @@ type Told struct {
 	revision int64
 }
 
+// InventoryTold names up to where the inventory was told. That begins anew with an inventory that begins anew, and with a store that was
+// restored from a backup: the cloud may know more than the store then.
+const InventoryTold = "inventory"
+
 // After returns d as what is written in place of stored.
 func (d Delivery) After(stored Delivery) Delivery {
 	d.revision = stored.revision

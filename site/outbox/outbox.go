@@ -63,11 +63,12 @@ type Options struct {
 
 // An Outbox sends the events of one site. Its methods may be called at the same time.
 type Outbox struct {
-	o      Options
-	space  uuid.UUID // of the ids of events
-	client http.Client
-	wake   chan struct{} // has an element while there may be something to send
-	pages  pages
+	o        Options
+	space    uuid.UUID // of the ids of events
+	client   http.Client
+	receiver string        // digest of where it is
+	wake     chan struct{} // has an element while there may be something to send
+	pages    pages
 
 	settling sync.Mutex // one writing of how far they are delivered at a time
 
@@ -95,6 +96,7 @@ func New(o Options) (*Outbox, error) {
 		return nil, err
 	}
 	b := &Outbox{o: o, space: uuid.NewSHA1(uuid.NameSpaceURL, []byte("https://converge.dev/sites/"+o.Site.ID+"/events")), wake: make(chan struct{}, 1), gone: map[string]int64{}, has: map[string]bool{}}
+	b.receiver = receiverOf(o.Webhook)
 	b.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	if b.client.Transport = o.Transport; o.Transport == nil {
 		var err error
@@ -330,27 +332,20 @@ func (b *Outbox) send(ctx context.Context) {
 		e, dropped, ok := b.next()
 		paged := false
 		if !ok {
-			var err error
-			if e, paged, err = b.page(ctx); err != nil {
-				b.unmade(ctx, err)
+			var wait time.Duration
+			if e, wait, paged = b.page(ctx); !paged {
+				b.idle(ctx, wait)
 				continue
 			}
-			ok = paged
-		}
-		if !ok {
-			select {
-			case <-b.wake:
-			case <-ctx.Done():
-			}
-			continue
 		}
 		err := b.deliver(ctx, e, dropped)
 		if err == nil {
 			clear(tried)
 			pauses, wrong = b.pauses(), ""
-			if b.delivered(e, dropped); paged {
+			if paged {
 				b.turned(ctx)
 			}
+			b.delivered(e, dropped)
 			b.settle(ctx)
 			continue
 		}
@@ -358,19 +353,16 @@ func (b *Outbox) send(ctx context.Context) {
 			return
 		}
 		b.failed(ctx, e, err)
+		if paged {
+			b.unturned(ctx, err)
+			continue
+		}
 		pause := pauses()
 		answer := (*answerError)(nil)
 		if errors.As(err, &answer) {
 			pause = max(pause, answer.after)
 		}
 		switch refused := answer != nil && answer.refuses(); {
-		case paged:
-			if b.unturned(refused) {
-				b.o.Logger.Error("the receiver of events says that a part of the inventory is wrong: it is given up", "id", e.ID, "error", err)
-				b.refuse(e)
-				b.turned(ctx)
-				b.settle(ctx)
-			}
 		case e.Revision == 0:
 			if tried[e.ID]++; refused || tried[e.ID] >= tries {
 				b.giveUp(e)
@@ -389,6 +381,21 @@ func (b *Outbox) send(ctx context.Context) {
 	}
 }
 
+// idle waits until there may be something to send; at most for a while, unless that is 0.
+func (b *Outbox) idle(ctx context.Context, wait time.Duration) {
+	var over <-chan time.Time
+	if wait > 0 {
+		t := time.NewTimer(wait)
+		defer t.Stop()
+		over = t.C
+	}
+	select {
+	case <-b.wake:
+	case <-over:
+	case <-ctx.Done():
+	}
+}
+
 // pauses returns the pauses between tries: each between zero and twice the one before, so that many sites do not come at the same time.
 func (b *Outbox) pauses() func() time.Duration {
 	return retry.Policy{First: firstPause, Cap: longPause, Key: uuid.NewString()}.Pauses()
@@ -398,7 +405,7 @@ func (b *Outbox) pauses() func() time.Duration {
 func (b *Outbox) delivered(e state.Outgoing, dropped int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.d.Failing != nil {
+	if b.d.Failing != nil && b.pages.pauses == nil { // others than those of the inventory are delivered while these are not
 		b.o.Logger.Info("events are delivered again", "waiting", len(b.kept)+len(b.loose), "since", *b.d.Failing)
 		b.d.Error, b.d.Failing, b.dirty = "", nil, true
 	}

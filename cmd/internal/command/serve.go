@@ -210,7 +210,7 @@ func (a *app) serve(ctx context.Context, f serving) (err error) {
 			key, _, err := keys.SignKey()
 			return key, keys.Document().Version, err
 		},
-		Epoch: s.store.Epoch, Keeps: s.discreet, Changed: func() { agent.Look() }, Logger: a.log,
+		Epoch: s.store.Epoch, Keeps: s.discreet, Changed: func() { agent.Look(); s.inventory.Soon() }, Logger: a.log,
 	})
 	s.far = &farSide{open: nodes.Open, offers: func(context.Context) ([]providers.Need, error) { return nodes.Reached(), nil }}
 	if s.certs, err = s.openCertificates(ctx, f, keys); err != nil {
