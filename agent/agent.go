@@ -338,8 +338,9 @@ func (a *agent) refresh(ctx context.Context, force bool) (err error) {
 func (a *agent) refreshAt(ctx context.Context, server string, force bool) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
+	behind := a.id.CatchUp(ctx, server) // first: without the newest trust document, the site may be a stranger
 	if !force && a.Now().Before(a.id.RenewAt()) {
-		return a.id.CatchUp(ctx, server)
+		return behind
 	}
 	conn, err := grpc.NewClient("passthrough:///"+server, grpc.WithTransportCredentials(credentials.NewTLS(a.id.RenewTLS())), grpc.WithContextDialer(a.Dial))
 	if err != nil {
@@ -347,7 +348,7 @@ func (a *agent) refreshAt(ctx context.Context, server string, force bool) error 
 	}
 	defer conn.Close()
 	if err := a.id.Renew(ctx, conn); err != nil {
-		return err
+		return errors.Join(err, behind)
 	}
 	a.Logger.Info("certificate renewed", "not_after", a.id.Certificate().NotAfter)
 	a.reconnect() // the certificate of the present connections is void

@@ -417,6 +417,30 @@ func TestRenewsLate(t *testing.T) {
 	})
 }
 
+// A node that was off while the node CA was replaced learns that first, and then gets its new certificate.
+func TestRenewsAfterRotation(t *testing.T) {
+	placed(t, trust.Options{}, func(t *testing.T, p *place) {
+		time.Sleep(22 * 24 * time.Hour)
+		p.enrol()
+		time.Sleep(36 * time.Hour) // off, from here on
+		next, err := p.keys.Proposal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		envelope, err := trust.Sign(next, p.roots...)
+		if err == nil {
+			err = p.keys.Adopt(envelope)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(4 * 24 * time.Hour) // the site shows a certificate of the new one
+		p.run(p.options(first))
+		time.Sleep(2 * time.Minute)
+		p.serves(p.conn(first))
+	})
+}
+
 // Without a site that answers, the agent goes on trying.
 func TestSiteIsAway(t *testing.T) {
 	placed(t, trust.Options{}, func(t *testing.T, p *place) {

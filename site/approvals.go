@@ -89,9 +89,13 @@ func MayApprove(w *state.Waiting, who string) error {
 
 // UnapprovePlan takes back what somebody has approved, and reports whether that was there. It fails with [state.ErrGuard] when the plan no
 // longer waits as it was read.
-func UnapprovePlan(ctx context.Context, store *state.Store, w *state.Waiting, approvals []state.Approval, who string) (bool, error) {
-	for _, v := range approvals {
-		if schema.Person(v.By) == schema.Person(who) {
+func UnapprovePlan(ctx context.Context, store *state.Store, w *state.Waiting, who string) (bool, error) {
+	all, err := store.Approvals(ctx) // also what does not count by the clock here: it may elsewhere, or later
+	if err != nil {
+		return false, err
+	}
+	for _, v := range all {
+		if v.Plan == w.Approval && schema.Person(v.By) == schema.Person(who) {
 			return true, store.Unapprove(ctx, *w, who, time.Now())
 		}
 	}

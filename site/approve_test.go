@@ -15,6 +15,7 @@ import (
 	"converge.dev/converge/schema"
 	"converge.dev/converge/site"
 	"converge.dev/converge/state"
+	"converge.dev/converge/state/mem"
 )
 
 // waits returns the plan that waits, and fails the test unless the status says that so many have approved it.
@@ -438,4 +439,28 @@ func TestApprovedRunIsResumed(t *testing.T) {
 		b.finished()
 		b.nothingWaits()
 	})
+}
+
+// An approval is taken back whatever the clocks say: one that seems to be of the future here counts elsewhere, or later.
+func TestUnapproveWhateverTheTime(t *testing.T) {
+	store := state.New(mem.New(mem.Options{}), "test")
+	if err := store.SetWaiting(t.Context(), &state.Waiting{Approval: "9b1f", Plan: "p1", Since: time.Now(), Needs: 1}, []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	w, err := store.Waiting(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []time.Duration{-2 * state.ApprovalLife, 0, time.Hour} {
+		if err := store.Approve(t.Context(), w, "ada@lab", time.Now().Add(at)); err != nil {
+			t.Fatal(err)
+		}
+		had, err := site.UnapprovePlan(t.Context(), store, &w, "ada@laptop")
+		if left, lerr := store.Approvals(t.Context()); !had || len(left) > 0 || err != nil || lerr != nil {
+			t.Errorf("at %v: %v, %v, %v, %v", at, had, left, err, lerr)
+		}
+	}
+	if had, err := site.UnapprovePlan(t.Context(), store, &w, "ada@lab"); had || err != nil {
+		t.Errorf("%v, %v", had, err)
+	}
 }

@@ -202,6 +202,7 @@ func (n *Nodes) Attend(c *reverse.Conn) {
 		c.Close()
 		return
 	}
+	refused := 0 // times in a row
 	next := unwell.Pauses()
 	rest := func() time.Duration {
 		if len(standing.Unwell) > 0 {
@@ -224,6 +225,13 @@ func (n *Nodes) Attend(c *reverse.Conn) {
 			continue
 		case <-changes:
 		case <-tick.C:
+		}
+		if _, err := n.o.Who(c.State()); err == nil {
+			refused = 0
+		} else if refused++; refused > 1 { // a node that has just renewed its certificate comes with the new one by itself
+			log.Warn("the certificate of a node no longer counts", "error", err)
+			c.Close()
+			continue
 		}
 		leads, changes = n.leading()
 		if s, err := n.beat(nd, c, leads); err != nil {

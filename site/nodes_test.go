@@ -178,6 +178,19 @@ func TestBanned(t *testing.T) {
 	})
 }
 
+// A machine that was replaced by another one of its name loses the connection that it has.
+func TestReplacedMachine(t *testing.T) {
+	yarded(t, trust.Options{}, func(t *testing.T, y *yard) {
+		y.attend("n1")
+		y.connected("n1", true)
+		time.Sleep(5 * time.Minute)
+		y.connected("n1", true)
+		y.enrol("n1") // the new one, which does not come here
+		time.Sleep(2 * time.Minute)
+		y.connected("n1", false)
+	})
+}
+
 // A node that is refused while its connection is taken into use does not stay.
 func TestBannedWhileItComes(t *testing.T) {
 	yarded(t, trust.Options{}, func(t *testing.T, y *yard) {

@@ -63,30 +63,43 @@ func (a *Authority) Claim(ctx context.Context, store *state.Store, token string,
 	var refused error // with something to write nevertheless
 	err = change(ctx, store, t.Node, false, func(n *state.Node) ([]state.Audit, error) {
 		chain, refused = nil, nil
-		switch {
-		case n.Token == nil || subtle.ConstantTimeCompare([]byte(n.Token.Hash), []byte(t.hash())) != 1:
+		if n.Token == nil || subtle.ConstantTimeCompare([]byte(n.Token.Hash), []byte(t.hash())) != 1 {
 			return nil, ErrTokenUnknown
-		case n.Ban != nil:
+		}
+		key, err := requested(csr)
+		other := err == nil && n.Token.Key != "" && n.Token.Key != keyHash(key)
+		switch {
+		case n.Ban != nil && (n.Token.Key != "" || !a.now().Before(n.Token.Expires)): // it is from before the ban
 			return nil, &BannedError{n.Name, n.Ban.Reason}
-		case !a.now().Before(n.Token.Expires):
+		case !a.now().Before(n.Token.Expires) && !other: // that another one has used it is news at any time
 			return nil, ErrTokenExpired
 		case n.Token.Key == "" && n.Token.Tries >= MaxTries:
 			return nil, ErrTokenTries
 		}
-		key, err := requested(csr)
+		issue := func() error {
+			// Later than any certificate of a record that was lost, which cannot have had one each second.
+			n.Count = max(n.Count+1, a.now().Unix())
+			if chain, err = a.Issue(n.Name, csr, n.Count); err != nil {
+				return err
+			}
+			n.Token.Key, n.Token.Count = keyHash(key), n.Count
+			n.Previous = ""
+			return record(n, chain)
+		}
 		switch {
 		case err != nil:
 			refused = err
 		case n.Token.Key == "":
-			n.Count++
-			if chain, err = a.Issue(n.Name, csr, n.Count); err != nil {
-				return nil, err
+			var entries []state.Audit
+			if n.Ban != nil { // the token was made for another machine
+				entries = append(entries, state.Audit{At: a.now().UTC(), By: n.Token.By, Action: "unban", Scope: n.Name, Reason: "a token that was made after the ban was used"})
+				n.Ban = nil
 			}
-			n.Token.Key, n.Token.Count = keyHash(key), n.Count
-			n.Previous = ""
-			return nil, record(n, chain)
+			return entries, issue()
 		case n.Token.Key == keyHash(key) && n.Token.Count != n.Count:
 			return nil, ErrTokenUsed
+		case n.Token.Key == keyHash(key) && a.lapsed(n.Certificate): // a clock was wrong
+			return nil, issue()
 		case n.Token.Key == keyHash(key):
 			if chain, err = a.chain(n.Certificate); err != nil {
 				return nil, err
@@ -113,6 +126,12 @@ func (a *Authority) Claim(ctx context.Context, store *state.Store, token string,
 		return nil, refused
 	}
 	return chain, nil
+}
+
+// lapsed reports whether a certificate is not valid now: who has asked for it did not get it in time, or a clock was wrong.
+func (a *Authority) lapsed(der []byte) bool {
+	cert, err := x509.ParseCertificate(der)
+	return err == nil && (a.now().Before(cert.NotBefore) || !a.now().Before(cert.NotAfter))
 }
 
 // record enters a new certificate in the node's record.
@@ -146,8 +165,8 @@ func keyHash(key ed25519.PublicKey) string {
 
 // Renew issues the next certificate of a node to whoever has shown (over TLS) that it has the key of peer, and returns the chain in DER. Only
 // the newest certificate can be renewed, up to [RenewLate] after its end, and only for another key; from then on the new one is the newest.
-// The same request can be repeated, with the old certificate as well, and returns the same certificate.
-// It fails with ErrSuperseded, ErrSameKey, ErrRequest, ErrUnknownNode, an *ExpiredError or a *BannedError, or as a certificate that is not a node's
+// The same request can be repeated, with the old certificate as well, and returns the same certificate, or another one for the same key once
+// that is not valid. It fails with ErrSuperseded, ErrSameKey, ErrRequest, ErrUnknownNode, an *ExpiredError or a *BannedError, or as a certificate that is not a node's
 // here is refused.
 func (a *Authority) Renew(ctx context.Context, store *state.Store, peer *x509.Certificate, csr []byte) ([][]byte, error) {
 	node, err := a.verifyNode(peer, true)
@@ -169,17 +188,18 @@ func (a *Authority) Renew(ctx context.Context, store *state.Store, peer *x509.Ce
 		}
 		// After a restore from a backup, the certificate may be later than the record.
 		current := !older(peer.SerialNumber, newest.SerialNumber)
-		switch again := key.Equal(newest.PublicKey); {
+		again := key.Equal(newest.PublicKey) && n.Previous == peer.SerialNumber.Text(16)
+		switch {
 		case current && key.Equal(peer.PublicKey):
 			return nil, ErrSameKey
-		case current:
+		case current || again && a.lapsed(n.Certificate):
 			n.Count = max(n.Count, new(big.Int).Rsh(peer.SerialNumber, countShift).Int64()) + 1
 			if chain, err = a.Issue(n.Name, csr, n.Count); err != nil {
 				return nil, err
 			}
 			n.Previous = peer.SerialNumber.Text(16)
 			return nil, record(n, chain)
-		case n.Previous == peer.SerialNumber.Text(16) && again:
+		case again:
 			if chain, err = a.chain(n.Certificate); err != nil {
 				return nil, err
 			}
@@ -196,16 +216,19 @@ func (a *Authority) Renew(ctx context.Context, store *state.Store, peer *x509.Ce
 	return chain, nil
 }
 
-// Ban refuses a node from now on: its certificate, its renewals and its token. It is entered in the audit log. It fails with
-// ErrUnknownNode. Connections that are open end when [Admission.Run] has seen the ban.
+// Ban refuses a node from now on: its certificate, its renewals and its token. A token that is made after that is for another machine of
+// that name: its claim ends the ban. It is entered in the audit log. It fails with ErrUnknownNode. Connections that are open end when [Admission.Run] has seen the ban.
 func Ban(ctx context.Context, store *state.Store, node, reason, by string) error {
 	return judge(ctx, store, node, reason, by, "ban", func(n *state.Node, at time.Time) {
 		n.Ban = &state.NodeBan{By: by, Reason: reason, At: at}
+		if n.Token != nil && n.Token.Key == "" { // who knows who has it
+			n.Token.Expires = n.Token.Created
+		}
 	})
 }
 
-// Unban ends a ban: the node's newest certificate counts again. When its key is known to others, make a new token first, whose
-// claim replaces the certificate. It is entered in the audit log. It fails with ErrUnknownNode.
+// Unban ends a ban: the node's newest certificate counts again. When its key is known to others, make a new token instead, whose
+// claim replaces the certificate and ends the ban. It is entered in the audit log. It fails with ErrUnknownNode.
 func Unban(ctx context.Context, store *state.Store, node, reason, by string) error {
 	return judge(ctx, store, node, reason, by, "unban", func(n *state.Node, _ time.Time) { n.Ban = nil })
 }
@@ -224,6 +247,30 @@ func judge(ctx context.Context, store *state.Store, node, reason, by, action str
 	}
 	if err != nil {
 		return fmt.Errorf("%s node %s: %w", action, node, err)
+	}
+	return nil
+}
+
+// VoidTokens makes all tokens void, because the site does not know who has used them since: see [state.Store.Restored].
+func VoidTokens(ctx context.Context, store *state.Store) error {
+	nodes, err := store.Nodes(ctx)
+	for _, n := range nodes {
+		if err != nil {
+			break
+		}
+		err = change(ctx, store, n.Name, false, func(n *state.Node) ([]state.Audit, error) {
+			if n.Token == nil {
+				return nil, errSame
+			}
+			n.Token = nil
+			return nil, nil
+		})
+		if errors.Is(err, state.ErrNotFound) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make the enrolment tokens void: %w", err)
 	}
 	return nil
 }

@@ -282,7 +282,7 @@ func TestThousandClaims(t *testing.T) {
 	if len(bound) != 1 || refused != 999 {
 		t.Fatalf("%d bound, %d refused", len(bound), refused)
 	}
-	if n := b.stored("gpu-01"); n.Count != 1 || !bytes.Equal(n.Certificate, bound[0]) || n.Status() != state.NodeContested {
+	if n := b.stored("gpu-01"); n.Count != n.Token.Count || !bytes.Equal(n.Certificate, bound[0]) || n.Status() != state.NodeContested {
 		t.Errorf("%+v", n)
 	}
 }
@@ -303,7 +303,7 @@ func TestClaimUnknownOutcome(t *testing.T) {
 	if err != nil || lost != 2 {
 		t.Fatal(lost, err)
 	}
-	if n := b.stored("gpu-01"); n.Count != 1 || !bytes.Equal(n.Certificate, chain[0]) {
+	if n := b.stored("gpu-01"); n.Count != n.Token.Count || !bytes.Equal(n.Certificate, chain[0]) {
 		t.Errorf("%+v", n)
 	}
 }
@@ -386,7 +386,7 @@ func TestRestoredStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := b.stored("gpu-01"); n.Count != 4 || !bytes.Equal(n.Certificate, chain[0]) {
+	if n := b.stored("gpu-01"); n.Count != n.Token.Count+3 || !bytes.Equal(n.Certificate, chain[0]) {
 		t.Errorf("%+v", n)
 	}
 	for _, old := range []*x509.Certificate{first, peer} {
@@ -411,9 +411,6 @@ func TestBan(t *testing.T) {
 	if _, err := b.Renew(t.Context(), b.store, id.Certificate(), request(t, newKey(), "")); !errors.As(err, &banned) {
 		t.Errorf("renew: %v", err)
 	}
-	if _, err := b.CreateToken(t.Context(), b.store, "gpu-01", trust.TokenOptions{By: "ann@host"}); !errors.As(err, &banned) {
-		t.Errorf("token: %v", err)
-	}
 	if nodes, err := trust.Nodes(t.Context(), b.store); err != nil || len(nodes) != 1 || nodes[0].Status() != state.NodeBanned {
 		t.Errorf("%+v, %v", nodes, err)
 	}
@@ -432,6 +429,97 @@ func TestBan(t *testing.T) {
 	audits, err := b.store.Audits(t.Context())
 	if err != nil || len(audits) != 4 {
 		t.Errorf("%+v, %v", audits, err)
+	}
+	if _, err := b.Claim(t.Context(), b.store, token, request(t, newKey(), "")); !errors.Is(err, trust.ErrTokenExpired) {
+		t.Errorf("a token from before the ban: %v", err)
+	}
+}
+
+// A machine that was stolen is replaced under its name without being let in again.
+func TestReplaceBanned(t *testing.T) {
+	b := newBed(t)
+	thief := b.node("gpu-01")
+	if err := trust.Ban(t.Context(), b.store, "gpu-01", "stolen", "ann@host"); err != nil {
+		t.Fatal(err)
+	}
+	token := b.token("gpu-01")
+	if _, err := who(t, b.address, thief.TLS()); err == nil {
+		t.Error("a token lets the thief in")
+	}
+	chain, err := b.Claim(t.Context(), b.store, token, request(t, newKey(), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.admission.Check("gpu-01", parse(t, chain).SerialNumber); err != nil {
+		t.Error(err)
+	}
+	if _, err := who(t, b.address, thief.TLS()); err == nil {
+		t.Error("the thief is let in again")
+	}
+	if _, err := b.Renew(t.Context(), b.store, thief.Certificate(), request(t, newKey(), "")); !errors.Is(err, trust.ErrSuperseded) {
+		t.Errorf("the thief renews: %v", err)
+	}
+	audits, err := b.store.Audits(t.Context())
+	if err != nil || audits[len(audits)-1].Action != "unban" {
+		t.Errorf("%+v, %v", audits, err)
+	}
+}
+
+// That a token was used by somebody else is learnt even when it has expired meanwhile.
+func TestContestedLate(t *testing.T) {
+	b := newBed(t)
+	token := b.token("gpu-01")
+	if _, err := b.Claim(t.Context(), b.store, token, request(t, newKey(), "")); err != nil {
+		t.Fatal(err)
+	}
+	b.clock.add(16 * time.Minute)
+	var contested *trust.ContestedError
+	if _, err := b.Claim(t.Context(), b.store, token, request(t, newKey(), "")); !errors.As(err, &contested) {
+		t.Error(err)
+	}
+	if n := b.stored("gpu-01"); n.Status() != state.NodeContested {
+		t.Errorf("%+v", n)
+	}
+}
+
+// After a restore from a backup, a new token replaces any certificate of the node; tokens of the backup are void.
+func TestTokensAfterRestore(t *testing.T) {
+	b := newBed(t)
+	used := b.token("gpu-01")
+	backup := b.stored("gpu-01")
+	chain, err := b.Claim(t.Context(), b.store, used, request(t, newKey(), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := parse(t, chain)
+	for range 2 {
+		b.clock.add(time.Minute)
+		if chain, err = b.Renew(t.Context(), b.store, old, request(t, newKey(), "")); err != nil {
+			t.Fatal(err)
+		}
+		old = parse(t, chain)
+	}
+	backup.Revision = b.stored("gpu-01").Revision
+	if err := b.store.SetNode(t.Context(), backup); err != nil {
+		t.Fatal(err)
+	}
+	if err := trust.VoidTokens(t.Context(), b.store); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Claim(t.Context(), b.store, used, request(t, newKey(), "")); !errors.Is(err, trust.ErrTokenUnknown) {
+		t.Errorf("a token that may have been used: %v", err)
+	}
+	if chain, err = b.Claim(t.Context(), b.store, b.token("gpu-01"), request(t, newKey(), "")); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.admission.Check("gpu-01", old.SerialNumber); !errors.Is(err, trust.ErrSuperseded) {
+		t.Errorf("the old machine: %v", err)
+	}
+	if _, err := b.Renew(t.Context(), b.store, old, request(t, newKey(), "")); !errors.Is(err, trust.ErrSuperseded) {
+		t.Errorf("the old machine renews: %v", err)
+	}
+	if err := b.admission.Check("gpu-01", parse(t, chain).SerialNumber); err != nil {
+		t.Error(err)
 	}
 }
 

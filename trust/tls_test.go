@@ -291,6 +291,40 @@ func TestRenewDoor(t *testing.T) {
 	}
 }
 
+// Who has not got the reply to a renewal before the certificate ended, or gets one that is not valid because a clock was wrong, gets another.
+func TestRenewAgainLater(t *testing.T) {
+	for name, c := range map[string]struct{ at, then time.Duration }{
+		"off for a day":         {0, 25 * time.Hour},
+		"a clock in the future": {3 * 24 * time.Hour, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			id, err := b.bootstrap(filepath.Join(t.TempDir(), "node"), b.token("gpu-01"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.clock.set(id.RenewAt())
+			key := newKey()
+			b.clock.add(c.at)
+			if _, err = b.Renew(t.Context(), b.store, id.Certificate(), request(t, key, "")); err != nil {
+				t.Fatal(err)
+			}
+			b.clock.add(c.then - c.at)
+			chain, err := b.Renew(t.Context(), b.store, id.Certificate(), request(t, key, ""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			cert := parse(t, chain)
+			if now := b.clock.now(); now.Before(cert.NotBefore) || !now.Before(cert.NotAfter) {
+				t.Errorf("from %v to %v, and it is %v", cert.NotBefore, cert.NotAfter, now)
+			}
+			if err := b.admission.Check("gpu-01", cert.SerialNumber); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // A node whose renewal was carried out, and which crashed before it stored the reply, has the key on its disk, and gets the certificate.
 func TestRenewAfterLostReply(t *testing.T) {
 	b := newBed(t)
@@ -303,7 +337,7 @@ func TestRenewAfterLostReply(t *testing.T) {
 	if err := id.Renew(t.Context(), conn); status.Code(err) != codes.Unavailable {
 		t.Fatal(err)
 	}
-	if b.stored("gpu-01").Count != 2 {
+	if n := b.stored("gpu-01"); n.Count != n.Token.Count+1 {
 		t.Fatal("the site has not renewed it")
 	}
 	id, err = trust.OpenIdentity(dir, trust.IdentityOptions{Now: b.clock.now})
@@ -316,7 +350,7 @@ func TestRenewAfterLostReply(t *testing.T) {
 	if err := id.Renew(t.Context(), dial(t, b.address, id.RenewTLS())); err != nil {
 		t.Fatal(err)
 	}
-	if b.stored("gpu-01").Count != 2 {
+	if n := b.stored("gpu-01"); n.Count != n.Token.Count+1 {
 		t.Error("another certificate was issued")
 	}
 	if node, err := who(t, b.address, id.TLS()); err != nil || node != "gpu-01" {

@@ -131,9 +131,6 @@ func (a *Authority) CreateToken(ctx context.Context, store *state.Store, node st
 	}
 	t := Token{Node: node, text: tokenPrefix + base64.RawURLEncoding.EncodeToString(b)}
 	err = change(ctx, store, node, true, func(n *state.Node) ([]state.Audit, error) {
-		if n.Ban != nil {
-			return nil, &BannedError{n.Name, n.Ban.Reason}
-		}
 		n.Token = &state.NodeToken{Hash: t.hash(), Created: now, By: o.By, Expires: now.Add(ttl)}
 		n.Contested = time.Time{}
 		if o.Labels != nil {

@@ -95,6 +95,51 @@ func TestOrdinary(t *testing.T) {
 	}
 }
 
+// TestStrangers: who has no certificate takes no more than a share of the connections, and no place of those who have one.
+func TestStrangers(t *testing.T) {
+	l := listen(t)
+	w := &world{authority: newAuthority(), nodes: make(chan *reverse.Conn, 100)}
+	w.site = reverse.Listen(l, reverse.Options{TLS: w.authority.site(), Node: func(c *reverse.Conn) { w.nodes <- c }, Strangers: 2, Logger: quiet})
+	defer w.site.Close()
+	server := newCalls().maker(grpc.Creds(reverse.Credentials()))
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(w.site) })
+	defer serving.Wait()
+	defer server.Stop()
+	connect := func(config *tls.Config) (*grpc.ClientConn, error) {
+		client, err := grpc.NewClient(w.site.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(config)), grpc.WithAuthority(siteName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { client.Close() })
+		_, err = repeat(t.Context(), client, nil)
+		return client, err
+	}
+	stranger := func() *tls.Config { return &tls.Config{RootCAs: w.pool()} }
+	one, err := connect(stranger())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := connect(stranger()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := connect(stranger()); status.Code(err) != codes.Unavailable {
+		t.Errorf("the third: %v", err)
+	}
+	if _, err := connect(w.client("relay")); err != nil {
+		t.Errorf("who has a certificate: %v", err)
+	}
+	w.attend(t, "gpu-01", newCalls())
+	one.Close()
+	for begin := time.Now(); ; runtime.Gosched() { // until the site has seen it
+		if _, err := connect(stranger()); err == nil {
+			break
+		} else if time.Since(begin) > time.Minute {
+			t.Fatalf("after one has gone: %v", err)
+		}
+	}
+}
+
 // TestConfigForClient: a configuration that is chosen for each client obeys the same rules.
 func TestConfigForClient(t *testing.T) {
 	a, nodes := newAuthority(), make(chan *reverse.Conn, 1)

@@ -1,6 +1,7 @@
 package reverse
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -23,8 +24,12 @@ import (
 	"converge.dev/converge/internal/retry"
 )
 
-// maxHandshakes is the maximum number of handshakes at a time.
-const maxHandshakes = 256
+// maxHandshakes is the maximum number of handshakes at a time, and maxStrangers that of connections without a certificate, unless options
+// say otherwise: enrolling takes moments.
+const (
+	maxHandshakes = 256
+	maxStrangers  = 1024
+)
 
 // ErrClosed is why a connection is gone that the site itself closed.
 var ErrClosed = errors.New("closed by the site")
@@ -39,7 +44,8 @@ type Options struct {
 	// outlives it. Optional: without it nodes are refused.
 	Node func(*Conn)
 
-	Logger *slog.Logger // optional; gets what was refused and why
+	Strangers int          // optional: how many ordinary connections without a certificate there can be at a time; 1024 when zero
+	Logger    *slog.Logger // optional; gets what was refused and why
 }
 
 // A Listener accepts ordinary gRPC connections and those of nodes at one address. It implements [net.Listener] for the ordinary
@@ -50,11 +56,13 @@ type Listener struct {
 	node   func(*Conn)
 	log    *slog.Logger
 
-	ordinary chan net.Conn
-	slots    chan struct{} // one for each handshake
-	ctx      context.Context
-	end      context.CancelCauseFunc
-	work     sync.WaitGroup
+	ordinary  chan net.Conn
+	strangers atomic.Int64
+	max       int64         // of those
+	slots     chan struct{} // one for each handshake
+	ctx       context.Context
+	end       context.CancelCauseFunc
+	work      sync.WaitGroup
 }
 
 // Listen splits what l accepts. It begins at once and takes l over.
@@ -65,7 +73,7 @@ func Listen(l net.Listener, o Options) *Listener {
 	}
 	s := &Listener{
 		inner: l, config: restrict(o.TLS, protocols...), node: o.Node, log: o.Logger,
-		ordinary: make(chan net.Conn), slots: make(chan struct{}, maxHandshakes),
+		ordinary: make(chan net.Conn), slots: make(chan struct{}, maxHandshakes), max: int64(cmp.Or(o.Strangers, maxStrangers)),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -130,7 +138,8 @@ func (l *Listener) accept() {
 func (l *Listener) welcome(c net.Conn) {
 	leave := sync.OnceFunc(func() { <-l.slots })
 	defer leave()
-	secured := tls.Server(c, l.config)
+	line := &ending{Conn: c}
+	secured := tls.Server(line, l.config)
 	limit, cancel := context.WithTimeout(l.ctx, handshakeLimit)
 	err := secured.HandshakeContext(limit)
 	cancel()
@@ -143,6 +152,8 @@ func (l *Listener) welcome(c net.Conn) {
 		return
 	}
 	switch state := secured.ConnectionState(); {
+	case state.NegotiatedProtocol == ordinary && len(state.PeerCertificates) == 0 && !l.admit(line):
+		l.refuse(c, slog.LevelWarn, fmt.Errorf("%d clients without a certificate are connected", l.max))
 	case state.NegotiatedProtocol == ordinary:
 		select { // with the slot: connections that nobody accepts do not pile up
 		case l.ordinary <- secured:
@@ -157,6 +168,32 @@ func (l *Listener) welcome(c net.Conn) {
 		leave()
 		l.connect(secured)
 	}
+}
+
+// admit counts a stranger until the connection is closed; it reports whether there are not too many.
+func (l *Listener) admit(c *ending) bool {
+	if l.strangers.Add(1) > l.max {
+		l.strangers.Add(-1)
+		return false
+	}
+	gone := sync.OnceFunc(func() { l.strangers.Add(-1) })
+	c.gone.Store(&gone)
+	return true
+}
+
+// ending is a connection that says when it is closed.
+type ending struct {
+	net.Conn
+	gone atomic.Pointer[func()]
+}
+
+// Close implements [net.Conn].
+func (c *ending) Close() error {
+	err := c.Conn.Close()
+	if gone := c.gone.Load(); gone != nil {
+		(*gone)()
+	}
+	return err
 }
 
 func (l *Listener) refuse(c net.Conn, level slog.Level, why error) {

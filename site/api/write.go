@@ -308,11 +308,11 @@ func (a *API) approve(s sent) (any, int, error) {
 }
 
 func (a *API) unapprove(s sent) (any, int, error) {
-	w, approvals, err := a.planThatWaits(s.Request)
+	w, _, err := a.planThatWaits(s.Request)
 	if err != nil {
 		return nil, 0, err
 	}
-	had, err := site.UnapprovePlan(s.Context(), a.o.Store, w, approvals, s.by)
+	had, err := site.UnapprovePlan(s.Context(), a.o.Store, w, s.by)
 	return UnapprovedView{w.Approval, had}, 0, tooLate(err)
 }
 

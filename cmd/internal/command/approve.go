@@ -81,7 +81,7 @@ with -show, the plan, as converge show does.`,
 			return s.printWaiting(ctx, w)
 		}
 		if revoke {
-			return s.unapprove(ctx, w, approvals)
+			return s.unapprove(ctx, w)
 		}
 		return s.approve(ctx, w, unasked)
 	}
@@ -139,8 +139,8 @@ func (s *session) approve(ctx context.Context, w *state.Waiting, unasked bool) e
 	return s.did(false, map[string]any{"approved": w.Approval, "by": by, "approvals": given, "needs": w.Needs}, text+"\n")
 }
 
-func (s *session) unapprove(ctx context.Context, w *state.Waiting, approvals []state.Approval) error {
-	had, err := site.UnapprovePlan(ctx, s.store, w, approvals, who())
+func (s *session) unapprove(ctx context.Context, w *state.Waiting) error {
+	had, err := site.UnapprovePlan(ctx, s.store, w, who())
 	if errors.Is(err, state.ErrGuard) {
 		return refusal{&view.Problem{What: "the plan no longer waits", Fix: "See: converge runs", Err: err}}
 	}

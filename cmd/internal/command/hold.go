@@ -325,7 +325,8 @@ func (a *app) stateRestoredCommand() *cobra.Command {
 		Long: `Record that the store was restored from a backup; run it right after the restore. The
 store does not know what happened at the site since the backup: the epoch rises by
 1000, beyond every lock holder in between, and the site is put on hold until somebody
-has reviewed converge drift and released it.`,
+has reviewed converge drift and released it. Enrolment tokens become void, because
+they may have been used since; a node that was refused since has to be refused again.`,
 		Example: `  converge state restored -reason="disks of two members lost, snapshot of 04:00"`,
 	}
 	c.Flags().StringVar(&reason, "reason", "", "`reason` for the audit log")
@@ -341,7 +342,11 @@ has reviewed converge drift and released it.`,
 		if err != nil {
 			return err
 		}
-		text := fmt.Sprintf("The epoch is %d, and the site is on hold. Review converge drift, then run: converge hold release site\n", epoch)
+		if err := trust.VoidTokens(c.Context(), s.store); err != nil {
+			return err
+		}
+		text := fmt.Sprintf("The epoch is %d, and the site is on hold. Review converge drift, then run: converge hold release site\n"+
+			"Enrolment tokens are void. Nodes that were refused since the backup are let in again: refuse them anew with converge agent revoke.\n", epoch)
 		return a.did(false, map[string]any{"epoch": epoch, "held": schema.ScopeSite}, text)
 	}
 	return c

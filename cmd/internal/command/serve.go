@@ -236,7 +236,7 @@ func (a *app) serve(ctx context.Context, f serving) (err error) {
 	port := reverse.Listen(l, reverse.Options{TLS: keys.TLS(admission.Check, f.hosts...), Node: nodes.Attend, Logger: a.log})
 	defer port.Close()
 	public := grpc.NewServer(grpc.Creds(reverse.Credentials()), grpc.ConnectionTimeout(20*time.Second), grpc.MaxRecvMsgSize(64<<10), grpc.MaxConcurrentStreams(4),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 30 * time.Second, MaxConnectionAge: 2 * time.Minute})) // strangers are let in
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 30 * time.Second, MaxConnectionAge: 2 * time.Minute, MaxConnectionAgeGrace: 10 * time.Second})) // strangers are let in
 	trust.Serve(public, keys, s.store, a.log)
 	nodes.Hear(public)
 	running.Go(func() { _ = public.Serve(port) })
