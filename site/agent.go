@@ -274,7 +274,7 @@ func (a *Agent) Look() {
 
 // keep is one round. It returns when to look again although nothing has changed; zero: at the next sweep.
 func (a *Agent) keep(ctx context.Context) (site schema.Site, again time.Duration, err error) {
-	if err := a.o.Inbox(ctx); err != nil {
+	if err := a.o.Inbox(ctx); err != nil && ctx.Err() == nil {
 		a.o.Logger.Warn("the document in the inbox is not accepted", "error", err)
 	}
 	doc, err := a.o.Desired(ctx)

@@ -180,8 +180,7 @@ func (o Options) world() (*fake.World, error) {
 	return w, nil
 }
 
-// Offers lists every provider that the configuration can reach, in every scope: what to open to observe a whole site. No
-// provider of the fake world may be open.
+// Offers lists every provider that the configuration can reach, in every scope: what to open to observe a whole site.
 func (p *Opener) Offers() ([]providers.Need, error) {
 	o := p.o
 	if o.Config.Fake == nil {
@@ -190,9 +189,15 @@ func (p *Opener) Offers() ([]providers.Need, error) {
 	if o.Config.Fake.Server != "" {
 		return o.served()
 	}
-	w, err := o.world()
-	if err != nil {
-		return nil, err
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w, end := p.world, func() error { return nil }
+	if w == nil {
+		var err error
+		if w, err = o.world(); err != nil {
+			return nil, err
+		}
+		end = w.Close
 	}
 	var needs []providers.Need
 	for _, scope := range w.Scopes() {
@@ -203,5 +208,5 @@ func (p *Opener) Offers() ([]providers.Need, error) {
 			}
 		}
 	}
-	return needs, w.Close()
+	return needs, end()
 }

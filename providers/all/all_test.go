@@ -253,7 +253,13 @@ func TestFake(t *testing.T) {
 		ref := schema.Ref{Scope: at[0], Kind: at[1], Name: "x"}
 		must(t, k.Kind.Create(t.Context(), providers.Call{Ref: ref, ID: "x"}))
 	}
+	if needs, err := opener.Offers(); err != nil || len(needs) != 3 { // while the world is open
+		t.Errorf("%v, %v", needs, err)
+	}
 	must(t, set.Close())
+	if needs, err := opener.Offers(); err != nil || len(needs) != 3 {
+		t.Errorf("%v, %v", needs, err)
+	}
 	world, err := os.ReadFile(filepath.Join(dir, "world.json"))
 	must(t, err)
 	if got := strings.Count(string(world), `"x": {`); got != 3 {

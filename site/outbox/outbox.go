@@ -370,7 +370,7 @@ func (b *Outbox) send(ctx context.Context) {
 		case !refused:
 		case wrong != e.ID:
 			wrong, since = e.ID, b.o.Now()
-			b.o.Logger.Error("the receiver of events says that one is wrong", "id", e.ID, "type", e.Type, "error", err, "tried_for", Patience)
+			b.o.Logger.Error("the receiver of events says that one is wrong", "id", e.ID, "type", e.Type, "error", err, "given_up_after", Patience)
 		case b.o.Now().Sub(since) >= Patience:
 			b.o.Logger.Error("the receiver of events goes on to say that one is wrong: the event is given up", "id", e.ID, "type", e.Type, "error", err)
 			b.refuse(e)

@@ -254,7 +254,7 @@ func (b *Outbox) unturned(ctx context.Context, err error) {
 		p.now, p.stored, p.wrong = nil, nil, time.Time{}
 	case p.wrong.IsZero():
 		p.wrong = now
-		b.o.Logger.Error("the receiver of events says that a part of the inventory is wrong", "id", id, "error", err, "tried_for", Patience)
+		b.o.Logger.Error("the receiver of events says that a part of the inventory is wrong", "id", id, "error", err, "given_up_after", Patience)
 	case now.Sub(p.wrong) >= Patience:
 		b.o.Logger.Error("the receiver of events goes on to say that a part of the inventory is wrong: it is given up", "id", id, "error", err)
 		b.refuse(p.now.event)

@@ -18,7 +18,6 @@ import (
 	"converge.dev/converge/engine/survey"
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/providers"
-	"converge.dev/converge/providers/all"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/kinds"
 	"converge.dev/converge/schema/load"
@@ -227,7 +226,7 @@ func (s *session) offers(ctx context.Context) ([]providers.Need, error) {
 	if _, err := s.schema(); err != nil {
 		return nil, err
 	}
-	needs, err := all.New(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds}).Offers()
+	needs, err := s.configured()
 	if err == nil && s.far != nil && s.conf.Fake == nil {
 		var more []providers.Need
 		if more, err = s.far.offers(ctx); err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"converge.dev/converge/cmd/internal/config"
@@ -39,6 +40,9 @@ type session struct {
 	only  bool   // it is the only one in the store, and was not named
 	looks bool   // the command plans or surveys, and writes nothing
 	place string // of the store
+
+	opening sync.Mutex
+	opened  *all.Opener // guarded by opening; see opens
 
 	far   *farSide     // nil when there is no site agent
 	certs certificates // of a site agent
@@ -258,16 +262,34 @@ func (s *session) secrets() secret.Source {
 	return secret.Source{Lookup: s.env.lookup, Names: s.conf.Secrets.Env, Dir: s.conf.Secrets.Dir}
 }
 
+// opens returns what opens the providers that are configured. All engines of the session share it, because some far sides have room for
+// one only: a site agent keeps the site and records the inventory at the same time.
+func (s *session) opens(site schema.Site) *all.Opener {
+	s.opening.Lock()
+	defer s.opening.Unlock()
+	if s.opened == nil {
+		s.opened = all.New(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds, Site: site, Trace: s.env[envTrace], Logger: s.log})
+	}
+	return s.opened
+}
+
+// configured lists the providers that are configured.
+func (s *session) configured() ([]providers.Need, error) {
+	s.opening.Lock()
+	defer s.opening.Unlock()
+	opener := s.opened
+	if opener == nil { // no engine opens anything before this ends
+		opener = all.New(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds})
+	}
+	return opener.Offers()
+}
+
 // opener returns the function that connects to the providers that an engine needs: by itself, or through the site agent where the
 // configuration does not say how a node is reached.
 func (s *session) opener() func(context.Context, schema.Site, []providers.Need) (*providers.Set, error) {
-	var opener *all.Opener
 	return func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
-		if opener == nil {
-			opener = all.New(all.Options{Config: s.conf.Config, Dir: s.conf.Dir(), Kinds: s.kinds, Site: site, Trace: s.env[envTrace], Logger: s.log})
-		}
 		near, far := s.split(needs)
-		set, err := opener.Open(ctx, near...)
+		set, err := s.opens(site).Open(ctx, near...)
 		if err != nil {
 			return nil, &view.Problem{What: "the providers cannot be opened", Where: err.Error(), Fix: s.whereConfig(), Err: err}
 		}
