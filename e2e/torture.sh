@@ -30,7 +30,7 @@ if [ "$CONVERGE_TORTURE" = nightly ]; then # what chance finds judges no push
 fi
 part=0/1
 if [ "$CONVERGE_TORTURE" = push ]; then # the next commit tries others
-	part=$(($(git rev-list --count HEAD) % 3))/3
+	part=$(($(git rev-list --count HEAD) % 6))/6
 fi
 step "seeded bugs" go run ./e2e/mutants -part=$part
 echo "── figures ($(($(date +%s) - begun)) s)"

@@ -118,7 +118,7 @@ func TestTortureBombs(t *testing.T) {
 	}
 	reached := torture.Cover(t, "bombs", all)
 	routes := torture.Cover(t, "routes", []string{"plan FILE", "validate FILE", "put FILE", "plan -"})
-	every := torture.Scale(4, 2, 1) // of the routes of a bomb
+	every := torture.Scale(4, 4, 1) // of the routes of a bomb
 	var slowest time.Duration
 	var largest int64
 	runs := 0
