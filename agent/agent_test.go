@@ -135,6 +135,22 @@ func (p *place) enrol() {
 	}
 }
 
+// rotate announces new keys, and the node CA that follows.
+func (p *place) rotate() {
+	p.t.Helper()
+	next, err := p.keys.Proposal()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	envelope, err := trust.Sign(next, p.roots...)
+	if err == nil {
+		err = p.keys.Adopt(envelope)
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
 func (p *place) options(servers ...string) agent.Options {
 	return agent.Options{
 		Dir: p.dir, Servers: servers, Version: "v1", Logger: slog.New(slog.DiscardHandler), Dial: p.dial,
@@ -367,17 +383,7 @@ func TestTrustIsUpdated(t *testing.T) {
 		if got := p.serves(p.conn(first)); !strings.HasSuffix(got, "trust 1") {
 			t.Fatal(got)
 		}
-		next, err := p.keys.Proposal()
-		if err != nil {
-			t.Fatal(err)
-		}
-		envelope, err := trust.Sign(next, p.roots...)
-		if err == nil {
-			err = p.keys.Adopt(envelope)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		p.rotate()
 		p.serves(p.conn(first)) // brings a head that names it
 		time.Sleep(time.Minute)
 		if got := p.serves(p.conn(first)); !strings.HasSuffix(got, "trust 2") {
@@ -423,17 +429,7 @@ func TestRenewsAfterRotation(t *testing.T) {
 		time.Sleep(22 * 24 * time.Hour)
 		p.enrol()
 		time.Sleep(36 * time.Hour) // off, from here on
-		next, err := p.keys.Proposal()
-		if err != nil {
-			t.Fatal(err)
-		}
-		envelope, err := trust.Sign(next, p.roots...)
-		if err == nil {
-			err = p.keys.Adopt(envelope)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		p.rotate()
 		time.Sleep(4 * 24 * time.Hour) // the site shows a certificate of the new one
 		p.run(p.options(first))
 		time.Sleep(2 * time.Minute)

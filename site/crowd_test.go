@@ -182,6 +182,10 @@ func openFront(b *testing.B, s *enginetest.Site, keys *trust.Authority, address 
 			}
 			return node, err
 		},
+		Replaced: func(c tls.ConnectionState) bool {
+			node, err := trust.NodeOf(c)
+			return err == nil && admission.Replaced(node, c.PeerCertificates[0].SerialNumber)
+		},
 		Keeps: func(string) bool { return true },
 		Key: func() (ed25519.PrivateKey, int64, error) {
 			key, _, err := keys.SignKey()

@@ -26,10 +26,12 @@ import (
 
 // NodesOptions make [Nodes]. All are required unless they say otherwise.
 type NodesOptions struct {
-	Site  string                                             // its id
-	Who   func(tls.ConnectionState) (node string, err error) // whose connection it is, from its verified certificate; an error when it is not admitted
-	Key   func() (ed25519.PrivateKey, int64, error)          // signs tasks, and the version of the trust document that announced it
-	Epoch func(context.Context) (int64, error)               // the newest epoch of the site lock
+	Site string                                             // its id
+	Who  func(tls.ConnectionState) (node string, err error) // whose connection it is, from its verified certificate; an error when it is not admitted
+	// Replaced reports whether the node is known to have a newer certificate. It asks nobody: connections outlive a store that is away.
+	Replaced func(tls.ConnectionState) bool
+	Key      func() (ed25519.PrivateKey, int64, error) // signs tasks, and the version of the trust document that announced it
+	Epoch    func(context.Context) (int64, error)      // the newest epoch of the site lock
 	// Keeps says whether what nodes list of a kind may be kept from one list to the next, which are then cheaper: its things show no
 	// secrets.
 	Keeps func(kind string) bool
@@ -202,7 +204,7 @@ func (n *Nodes) Attend(c *reverse.Conn) {
 		c.Close()
 		return
 	}
-	refused := 0 // times in a row
+	replaced := 0 // times that it was found so
 	next := unwell.Pauses()
 	rest := func() time.Duration {
 		if len(standing.Unwell) > 0 {
@@ -226,12 +228,12 @@ func (n *Nodes) Attend(c *reverse.Conn) {
 		case <-changes:
 		case <-tick.C:
 		}
-		if _, err := n.o.Who(c.State()); err == nil {
-			refused = 0
-		} else if refused++; refused > 1 { // a node that has just renewed its certificate comes with the new one by itself
-			log.Warn("the certificate of a node no longer counts", "error", err)
-			c.Close()
-			continue
+		if n.o.Replaced(c.State()) {
+			if replaced++; replaced > 1 { // a node that has just renewed its certificate comes with the new one by itself
+				log.Warn("a node has a newer certificate than this connection")
+				c.Close()
+				continue
+			}
 		}
 		leads, changes = n.leading()
 		if s, err := n.beat(nd, c, leads); err != nil {

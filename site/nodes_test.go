@@ -178,6 +178,17 @@ func TestBanned(t *testing.T) {
 	})
 }
 
+// While the store is away, nodes stay connected.
+func TestStoreIsAway(t *testing.T) {
+	yarded(t, trust.Options{}, func(t *testing.T, y *yard) {
+		y.attend("n1")
+		y.connected("n1", true)
+		y.storeless.Store(true)
+		time.Sleep(5 * time.Minute)
+		y.connected("n1", true)
+	})
+}
+
 // A machine that was replaced by another one of its name loses the connection that it has.
 func TestReplacedMachine(t *testing.T) {
 	yarded(t, trust.Options{}, func(t *testing.T, y *yard) {

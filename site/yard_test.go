@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,6 +39,7 @@ type yard struct {
 	*bed
 	keys      *trust.Authority
 	admission *trust.Admission
+	storeless atomic.Bool // nobody can say whether a certificate counts
 	dial      func(context.Context) (net.Conn, error)
 	epoch     func(context.Context) (int64, error)
 	changed   chan struct{}                                                       // has an element when a node has come or gone
@@ -95,10 +97,17 @@ func (y *yard) newNodes() *site.Nodes {
 		Site: enginetest.SiteID,
 		Who: func(c tls.ConnectionState) (string, error) {
 			node, err := trust.NodeOf(c)
-			if err == nil {
+			switch {
+			case y.storeless.Load():
+				err = errors.New("the store does not answer")
+			case err == nil:
 				err = y.admission.Check(node, c.PeerCertificates[0].SerialNumber)
 			}
 			return node, err
+		},
+		Replaced: func(c tls.ConnectionState) bool {
+			node, err := trust.NodeOf(c)
+			return err == nil && y.admission.Replaced(node, c.PeerCertificates[0].SerialNumber)
 		},
 		Keeps: func(string) bool { return true },
 		Key: func() (ed25519.PrivateKey, int64, error) {

@@ -174,6 +174,15 @@ func (m *Admission) Check(node string, serial *big.Int) error {
 	return nil
 }
 
+// Replaced reports whether the node is known to have a newer certificate than the one with this serial number. It asks nobody: false when
+// the store is not watched.
+func (m *Admission) Replaced(node string, serial *big.Int) bool {
+	m.mu.Lock()
+	s := m.nodes[node]
+	m.mu.Unlock()
+	return s.serial != nil && older(serial, s.serial)
+}
+
 type ending struct {
 	node string
 	why  error

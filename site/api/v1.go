@@ -402,7 +402,7 @@ func (a *API) listPlans(r *http.Request) (any, int, error) {
 func (a *API) onePlan(r *http.Request) (any, int, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), brief)
 	defer cancel()
-	w, _, err := a.planThatWaits(r.WithContext(ctx))
+	w, err := a.planThatWaits(r.WithContext(ctx))
 	if err != nil {
 		return nil, 0, err
 	}

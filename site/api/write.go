@@ -279,24 +279,24 @@ func precondition(r *http.Request) (after int64, err error) {
 	return after, nil
 }
 
-// planThatWaits returns the plan of a request when it waits, and the approvals that it has.
-func (a *API) planThatWaits(r *http.Request) (*state.Waiting, []state.Approval, error) {
-	w, approvals, err := site.Waits(r.Context(), a.o.Store)
+// planThatWaits returns the plan of a request when it waits.
+func (a *API) planThatWaits(r *http.Request) (*state.Waiting, error) {
+	w, _, err := site.Waits(r.Context(), a.o.Store)
 	if err != nil {
-		return nil, nil, away(err)
+		return nil, away(err)
 	}
 	digest := r.PathValue("digest")
 	switch {
 	case w == nil:
-		return nil, nil, problem(http.StatusNotFound, "no plan waits for approval: it may have been applied, or the site may have changed")
+		return nil, problem(http.StatusNotFound, "no plan waits for approval: it may have been applied, or the site may have changed")
 	case !plan.Approves(digest, w.Approval):
-		return nil, nil, problem(http.StatusNotFound, "no plan with this digest waits; what waits is at /v1/plans, and the first %d digits are enough", plan.ShortApproval)
+		return nil, problem(http.StatusNotFound, "no plan with this digest waits; what waits is at /v1/plans, and the first %d digits are enough", plan.ShortApproval)
 	}
-	return w, approvals, nil
+	return w, nil
 }
 
 func (a *API) approve(s sent) (any, int, error) {
-	w, _, err := a.planThatWaits(s.Request)
+	w, err := a.planThatWaits(s.Request)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -308,7 +308,7 @@ func (a *API) approve(s sent) (any, int, error) {
 }
 
 func (a *API) unapprove(s sent) (any, int, error) {
-	w, _, err := a.planThatWaits(s.Request)
+	w, err := a.planThatWaits(s.Request)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -206,6 +206,10 @@ func (a *app) serve(ctx context.Context, f serving) (err error) {
 			}
 			return node, admission.Check(node, c.PeerCertificates[0].SerialNumber)
 		},
+		Replaced: func(c tls.ConnectionState) bool {
+			node, err := trust.NodeOf(c)
+			return err == nil && admission.Replaced(node, c.PeerCertificates[0].SerialNumber)
+		},
 		Key: func() (ed25519.PrivateKey, int64, error) {
 			key, _, err := keys.SignKey()
 			return key, keys.Document().Version, err

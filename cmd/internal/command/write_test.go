@@ -115,7 +115,7 @@ func TestPutSentAtOnce(t *testing.T) {
 		body := bytes.Replace(inboxDocument("fra1", siteID, 42, allowed), []byte(`"serial": 42, `), nil, 1)
 		return bytes.Replace(body, []byte(told), []byte(name), 1)
 	}
-	other, first := *s, true
+	other, first := &session{app: s.app, conf: s.conf, kv: s.kv, store: s.store, site: s.site}, true
 	slow := s.kv.(*mem.KV).Connect(mem.Options{Fault: func(c mem.Call) error {
 		if c.Name == "commit" && first { // between the look of the one and its write
 			first = false
