@@ -31,14 +31,16 @@ demo: build ## watch a site document become a site, and a failing change be undo
 deps: ## install the daemons and the kernel that the tests start (Debian packages, as root; 1 min, then at once)
 	.ci/deps
 
-# What is concurrent is tested with the race detector, and once: only schema and Carbide have tests that mean nothing with it, or less, and
-# the laws of libvirt and Open vSwitch take twice as long against the real ones, whose providers' own concurrency the fakes show as well.
-# These run without it (a test of e2e knows when one is missing here). An emulated machine is slow enough, and runs alone. Of the others,
-# two packages run at a time, the longest first: they wait for leases, and would wait in vain beside what needs every processor.
+# What is concurrent is tested with the race detector, and once: only schema and Carbide have tests that mean nothing with it, or less; the
+# laws of libvirt and Open vSwitch take twice as long against the real ones, whose providers' own concurrency the fakes show as well; and
+# some tests of commands start hundreds of processes, which begin several times as slowly with it. These run without it (a test of e2e
+# knows when one is missing here). An emulated machine is slow enough, and runs alone. Of the others, two packages run at a time, the
+# longest first: they wait for leases, and would wait in vain beside what needs every processor.
 RACED := ./cmd/internal/... ./engine ./engine/... ./guard/... ./schema/... ./providers/... ./state/... ./trust/... ./agent/... ./site/... ./internal/...
 REAL := ^TestReal$$|^TestLaws$$/^real$$
-UNRACED := ./providers/libvirt ./providers/ovs ./schema/kinds ./schema/load ./providers/carbide
-UNRACED_TESTS := $(REAL)|^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestRevise|TestReviseWithinTheLimits|TestManyProblems|TestLoadIsLinear|TestIntake|TestCallsToList|TestLawsOlderServer)$$
+PROCESSES := ^TestEveryCommand|^TestInstallScript
+UNRACED := ./cmd/internal/command ./providers/libvirt ./providers/ovs ./schema/kinds ./schema/load ./providers/carbide
+UNRACED_TESTS := $(REAL)|$(PROCESSES)|^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestRevise|TestReviseWithinTheLimits|TestManyProblems|TestLoadIsLinear|TestIntake|TestCallsToList|TestLawsOlderServer)$$
 
 # A regular expression of the tests that do not run.
 SKIP := ^$$
@@ -50,7 +52,7 @@ test: deps ## all tests, against real daemons too (50 min)
 	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -timeout 20m -skip '$(SKIP)' -run '$(UNRACED_TESTS)' $(UNRACED)
 	cd e2e/outside && go test -vet=off -count=1 ./...
 	CGO_ENABLED=0 go test -vet=off -count=1 ./providers/libvirt
-	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -race -timeout 40m -skip '$(SKIP)|$(REAL)' $(RACED)
+	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -race -timeout 40m -skip '$(SKIP)|$(REAL)|$(PROCESSES)' $(RACED)
 
 .PHONY: torture
 torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (20 to 30 min; NIGHTLY=1: for hours)

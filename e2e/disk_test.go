@@ -43,7 +43,7 @@ func private(t *testing.T) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again := exec.CommandContext(t.Context(), exe, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+patience.String())
+	again := exec.CommandContext(t.Context(), exe, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+torture.Patience.String())
 	again.Env = append(os.Environ(), mark+"="+t.Name())
 	again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	out, err := again.CombinedOutput()

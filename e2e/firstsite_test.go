@@ -232,9 +232,6 @@ fi
 // sealed makes the rest of the machine read-only.
 const sealed = "mount -o remount,bind,ro /\nPATH=/usr/local/bin:/mnt/tools\n"
 
-// blockPatience is how long a block may take, so that one that waits for what never comes is reported.
-const blockPatience = 15 * time.Minute
-
 // A shell is that of a reader at a machine, which stays while he goes through the page.
 type shell struct {
 	s     *site
@@ -289,7 +286,7 @@ func (sh *shell) run(script string) (printed string, ok bool) {
 	if sh.n > 1 {
 		at = "/mnt/net"
 	}
-	sh.s.must(sh.tells.SetReadDeadline(time.Now().Add(blockPatience)))
+	sh.s.must(sh.tells.SetReadDeadline(time.Now().Add(torture.Patience)))
 	_, err := fmt.Fprintf(sh.say, ". %[1]s/%[2]s 3>&- </dev/null >%[1]s/%[2]s.out 2>&1; echo %[3]d >&3\n", at, name, sh.n)
 	ok = err == nil && sh.ended.Scan() && sh.ended.Text() == strconv.Itoa(sh.n)
 	out, err := os.ReadFile(filepath.Join(sh.dir, name+".out"))

@@ -39,7 +39,7 @@ func newFarSide(t *testing.T, from string, lasts time.Duration) *farSide {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	ctx, cancel := context.WithTimeout(t.Context(), patience+lasts)
+	ctx, cancel := context.WithTimeout(t.Context(), torture.Patience+lasts)
 	t.Cleanup(cancel)
 	f := &farSide{site: &site{T: t, dir: dir, ctx: ctx}, control: carbidesim.NewControl(filepath.Join(dir, "sim.sock"))}
 	t.Cleanup(f.control.Close)

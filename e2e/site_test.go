@@ -51,9 +51,6 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// patience is how long anything may take before a test gives up.
-const patience = 15 * time.Minute
-
 // realRequired reports whether what a test needs from the machine must exist.
 func realRequired() bool { return os.Getenv("CONVERGE_REAL") == "1" }
 
@@ -93,7 +90,7 @@ func newSite(t *testing.T, changes ...func(*carbidesim.Options)) *site {
 	t.Helper()
 	s := &site{T: t, dir: t.TempDir()}
 	var cancel context.CancelFunc
-	s.ctx, cancel = context.WithTimeout(t.Context(), patience)
+	s.ctx, cancel = context.WithTimeout(t.Context(), torture.Patience)
 	t.Cleanup(cancel)
 	var err error
 	o := carbidesim.Options{Timing: carbidesim.FastTiming, Hosts: carbidesim.Hosts{Count: 8}}

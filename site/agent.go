@@ -104,7 +104,8 @@ const (
 	NoDocument Phase = "no-document" // nothing is desired yet
 	InSync     Phase = "in-sync"     // the site is as the document says
 	Differs    Phase = "differs"     // it is not, and the mode leaves it so
-	Waiting    Phase = "waiting"     // what would have to be done needs a person
+	Waiting    Phase = "waiting"     // what would have to be done needs a person's approval
+	Refused    Phase = "refused"     // what would have to be done may not be: the document, or what it protects, has to change
 	Applying   Phase = "applying"    // a run is in progress
 	Held       Phase = "held"        // nothing may be applied
 	Unknown    Phase = "unknown"     // a part of the site could not be observed
@@ -501,7 +502,7 @@ func (a *Agent) stands(doc *schema.Document, p *plan.Plan) (s Status, again time
 	_, why := a.left(doc, p)
 	switch {
 	case len(p.Refusals) > 0:
-		s.Phase, s.Detail = Waiting, p.Refusals[0].Reason
+		s.Phase, s.Detail = Refused, p.Refusals[0].Reason
 		if ref := p.Refusals[0].Ref; !ref.IsZero() {
 			s.Detail = ref.String() + ": " + s.Detail
 		}

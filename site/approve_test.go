@@ -379,7 +379,7 @@ func TestRefusedDoesNotWait(t *testing.T) {
 			b.put(map[string]string{"n1/near.bridge/a": `{}`})
 			k := b.start(mode)
 			defer k.ends()
-			b.stands(site.Waiting, "protected")
+			b.stands(site.Refused, "protected")
 			b.nothingWaits()
 			if n := len(b.runs()); n != 1 {
 				t.Errorf("%d runs", n)

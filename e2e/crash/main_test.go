@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"converge.dev/converge/internal/torture"
 )
@@ -23,9 +22,6 @@ var binary string
 // scratch is where sites are created. Memory is used if available: a killed process loses nothing that it wrote to a
 // file, so a disk would only take more time.
 var scratch string
-
-// patience is how long one process may take before a test gives up: far more than any needs.
-const patience = 3 * time.Minute
 
 func TestMain(m *testing.M) {
 	flag.Parse()

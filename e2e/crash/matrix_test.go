@@ -23,7 +23,7 @@ var sample = []string{"run.open.before", "call.create.after", "journal.outcome.b
 
 // workers is how many plans are tried at the same time. Two cores are kept busy by more, because some calls are only
 // retried after a while.
-var workers = torture.Scale(4, 16, 16)
+var workers = torture.Scale(4, 8, 16)
 
 // A matrix counts what was tried at which point.
 type matrix struct {
@@ -45,7 +45,7 @@ type matrix struct {
 func TestTortureKilled(t *testing.T) {
 	t.Parallel()
 	m := &matrix{t: t, points: failpoint.Points, left: map[string]int{}, second: map[string]int{}, ends: map[int]int{}}
-	each := torture.Scale(1, 10, 330)
+	each := torture.Scale(1, 5, 330)
 	switch {
 	case *onlyPlan >= 0:
 		each = 1

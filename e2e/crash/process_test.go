@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"converge.dev/converge/internal/torture"
 )
 
 // A process is a run of converge that may be killed or stopped at a point.
@@ -42,7 +44,7 @@ func start(dir, rules string, args ...string) (*process, error) {
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
-	p.watch = time.AfterFunc(patience, func() {
+	p.watch = time.AfterFunc(torture.Patience, func() {
 		p.slow.Store(true)
 		_ = p.cmd.Process.Kill()
 	})
@@ -66,7 +68,7 @@ func (p *process) next() (stopped bool, err error) {
 	p.watch.Stop()
 	_ = p.out.Close()
 	if p.slow.Load() {
-		return false, fmt.Errorf("converge %s took longer than %s:\n%s", p.args, patience, p.said())
+		return false, fmt.Errorf("converge %s took longer than %s:\n%s", p.args, torture.Patience, p.said())
 	}
 	return false, p.cmd.Process.Release()
 }

@@ -18,6 +18,7 @@ import (
 
 	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/kinds"
@@ -249,7 +250,7 @@ func (s *site) dump() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(torture.Patience); ; {
 		w, err := fake.Open(filepath.Join(s.dir, "world.json"), k)
 		// A child that is about to start has copies of our files for a moment, including closed ones and their locks.
 		if errors.Is(err, syscall.EWOULDBLOCK) && time.Now().Before(deadline) {
@@ -286,7 +287,7 @@ func (s *site) declare(all []fault) error {
 
 // look reads the store.
 func (s *site) look(at func(context.Context, *state.Store) error) (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), torture.Patience)
 	defer cancel()
 	kv, err := etcd.Open(ctx, etcd.Options{Dir: filepath.Join(s.dir, ".converge"), Command: "a test"})
 	if err != nil {

@@ -127,7 +127,7 @@ func serveEtcd(t *testing.T) string {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), torture.Patience)
 	defer cancel()
 	for {
 		kv, err := etcd.Open(ctx, etcd.Options{Endpoints: []string{url}})

@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"converge.dev/converge/internal/torture"
 )
 
 // folder is where the program under test is built.
@@ -44,9 +46,6 @@ var binary = sync.OnceValues(func() (string, error) {
 	}
 	return path, nil
 })
-
-// patience is how long a run of the program may take before the test gives up.
-const patience = 2 * time.Minute
 
 // A yard is a folder with a work folder in which converge is run, and things around it that must stay unchanged.
 type yard struct {
@@ -157,7 +156,7 @@ func (y *yard) run(args ...string) result { y.Helper(); return y.feed(nil, args.
 // feed is run with standard input.
 func (y *yard) feed(stdin io.Reader, args ...string) result {
 	y.Helper()
-	ctx, cancel := context.WithTimeout(y.Context(), patience)
+	ctx, cancel := context.WithTimeout(y.Context(), torture.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, y.program, args...)
 	cmd.Dir, cmd.Stdin = y.work, stdin
@@ -181,7 +180,7 @@ func (y *yard) feed(stdin io.Reader, args ...string) result {
 		}
 	}
 	if ctx.Err() != nil {
-		y.Fatalf("converge %s did not end within %v: %.2000s", r.args, patience, r.out)
+		y.Fatalf("converge %s did not end within %v: %.2000s", r.args, torture.Patience, r.out)
 	}
 	if strings.Contains(r.out, "panic:") || strings.Contains(r.out, "goroutine ") {
 		y.Errorf("converge %s panicked:\n%.4000s", r.args, r.out)

@@ -90,7 +90,7 @@ func TestTortureSymlinkRaces(t *testing.T) {
 	}
 	reached := torture.Cover(t, "files replaced under a running command", targets)
 	ends := map[int]int{}
-	rounds := torture.Scale(1, 12, 100)
+	rounds := torture.Scale(1, 6, 100)
 	for _, target := range targets {
 		for round := range rounds {
 			y := newYard(t)

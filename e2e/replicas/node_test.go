@@ -77,7 +77,7 @@ func TestTortureNodeFails(t *testing.T) {
 		for _, b := range breakages {
 			if b.fault != nil {
 				f := *b.fault
-				f.Op, f.Ref, f.Delay = "update", "*/ovs.port/*", fake.Duration(patience)
+				f.Op, f.Ref, f.Delay = "update", "*/ovs.port/*", fake.Duration(torture.Patience)
 				s.must(n.control().Fail(t.Context(), f))
 			}
 			s.put(revision())

@@ -195,7 +195,7 @@ var shared = func() func(t *testing.T) []string {
 		if urls == nil {
 			t.Fatal("etcd is needed: install the Debian package etcd-server")
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), torture.Patience)
 		defer cancel()
 		for _, url := range urls {
 			for {
@@ -233,14 +233,14 @@ func (s *site) until(what string, true func() bool) {
 	s.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for late := time.Now().Add(patience); !true(); {
+	for late := time.Now().Add(torture.Patience); !true(); {
 		select {
 		case <-tick.C:
 		case <-s.Context().Done():
 			s.Fatalf("waiting until %s: %v", what, context.Cause(s.Context()))
 		}
 		if time.Now().After(late) {
-			s.Fatalf("%s: it did not come true in %v", what, patience)
+			s.Fatalf("%s: it did not come true in %v", what, torture.Patience)
 		}
 	}
 }

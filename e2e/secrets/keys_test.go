@@ -392,7 +392,7 @@ func (p *service) stop() {
 // until looks again and again whether something is so.
 func (s *site) until(what string, so func() bool) {
 	s.Helper()
-	for end := time.Now().Add(patience); !so(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(torture.Patience); !so(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			s.Fatalf("it is not so that %s", what)
 		}

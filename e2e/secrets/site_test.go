@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"converge.dev/converge/internal/torture"
 	"converge.dev/converge/state"
 	"converge.dev/converge/state/etcd"
 )
@@ -63,9 +64,6 @@ func build(dir string) (string, error) {
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	return out, cmd.Run()
 }
-
-// patience is how long a command may take before the test gives up.
-const patience = 2 * time.Minute
 
 // A site is a folder in which the program is run, and all its output there.
 type site struct {
@@ -124,7 +122,7 @@ func (s *site) command(ctx context.Context, args ...string) *exec.Cmd {
 // run runs the program and keeps its output. It fails unless the status is among the wanted ones.
 func (s *site) run(want []int, args ...string) result {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.Context(), torture.Patience)
 	defer cancel()
 	cmd := s.command(ctx, args...)
 	var stdout, stderr bytes.Buffer
@@ -216,7 +214,7 @@ func (s *site) start(args ...string) (r result, over bool) {
 	s.Helper()
 	hanging := filepath.Join(s.dir, "hanging")
 	_ = os.Remove(hanging)
-	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.Context(), torture.Patience)
 	defer cancel()
 	cmd := s.command(ctx, args...)
 	var stdout, stderr bytes.Buffer

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // Scale returns how often something is tried: in every test run, with `make torture`, and with `make torture NIGHTLY=1`.
@@ -44,6 +45,10 @@ func Worlds(t *testing.T, sample, push, nightly int) {
 	}
 	t.Cleanup(func() { _ = checks.Value.Set(checks.DefValue) })
 }
+
+// Patience is how long anything may take before a test gives up, so that what hangs is reported: far more than it needs on a machine that is
+// busy with other tests. Nothing is measured by it.
+const Patience = 15 * time.Minute
 
 // Full reports whether the promised figures are to be reached, not a sample.
 func Full() bool { return Scale(0, 1, 1) == 1 }

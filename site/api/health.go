@@ -180,7 +180,7 @@ func documentHealth(f *facts) Component {
 
 // phaseStates says how good each phase is.
 var phaseStates = map[site.Phase]State{
-	site.InSync: OK, site.Applying: OK, site.NoDocument: Warn, site.Differs: Warn, site.Waiting: Warn, site.Held: Warn,
+	site.InSync: OK, site.Applying: OK, site.NoDocument: Warn, site.Differs: Warn, site.Waiting: Warn, site.Refused: Warn, site.Held: Warn,
 	site.Unknown: Unknown, site.Failed: Error,
 }
 

@@ -75,13 +75,13 @@ type recorded struct {
 const kept = 10 * time.Second
 
 func (a *API) inventory(r *http.Request) (any, int, error) {
-	p, err := pageOf(r)
+	p, err := pageOf(r, "since")
 	if err != nil {
 		return nil, 0, err
 	}
 	var since int64
-	if text := r.URL.Query().Get("since"); text != "" {
-		if since, err = strconv.ParseInt(text, 10, 64); err != nil || since < 0 {
+	if p.since != "" {
+		if since, err = strconv.ParseInt(p.since, 10, 64); err != nil || since < 0 {
 			return nil, 0, problem(http.StatusBadRequest, "since: want a revision of the inventory")
 		}
 	}

@@ -158,7 +158,7 @@ func (g *gauges) Describe(c chan<- *prometheus.Desc) {
 }
 
 // phases are all phases.
-var phases = []site.Phase{site.NoDocument, site.InSync, site.Differs, site.Waiting, site.Applying, site.Held, site.Unknown, site.Failed}
+var phases = []site.Phase{site.NoDocument, site.InSync, site.Differs, site.Waiting, site.Refused, site.Applying, site.Held, site.Unknown, site.Failed}
 
 // Collect implements [prometheus.Collector]. What is not known is left out: an alert for it asks whether it is there.
 func (g *gauges) Collect(c chan<- prometheus.Metric) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,17 +36,17 @@ const (
 // routes returns what is served besides the health of the process, by path.
 func (a *API) routes() map[string]answer {
 	return map[string]answer{
-		"/state":             func(*http.Request) (any, int, error) { return a.Health(), 0, nil },
-		"/v1/site":           a.site,
+		"/state":             plainly(func(*http.Request) (any, int, error) { return a.Health(), 0, nil }),
+		"/v1/site":           plainly(a.site),
 		"/v1/resources":      a.resources,
 		"/v1/runs":           a.listRuns,
 		"/v1/runs/{id}":      a.oneRun,
-		"/v1/drift":          a.drift,
+		"/v1/drift":          plainly(a.drift),
 		"/v1/nodes":          a.listNodes,
 		"/v1/inventory":      a.inventory,
-		"/v1/plans":          a.listPlans,
-		"/v1/plans/{digest}": a.onePlan,
-		"/v1/openapi.json":   func(*http.Request) (any, int, error) { return description() },
+		"/v1/plans":          plainly(a.listPlans),
+		"/v1/plans/{digest}": plainly(a.onePlan),
+		"/v1/openapi.json":   plainly(func(*http.Request) (any, int, error) { return description() }),
 	}
 }
 
@@ -63,19 +62,31 @@ func description() (any, int, error) {
 	return d, 0, nil
 }
 
-// A page is a part of a list that a request asks for.
+// plainly answers requests that take no query.
+func plainly(f answer) answer {
+	return func(r *http.Request) (any, int, error) {
+		if _, err := queried(r); err != nil {
+			return nil, 0, err
+		}
+		return f(r)
+	}
+}
+
+// A page is a part of a list that a request asks for. Of an inventory, since is the text of the revision after which it has changed.
 type page struct {
 	after string
 	limit int
+	since string
 }
 
-func pageOf(r *http.Request) (page, error) {
-	q, err := url.ParseQuery(r.URL.RawQuery)
-	p := page{after: q.Get("after"), limit: DefaultPage}
+// pageOf returns the page that the query asks for; it may have more parameters than those of all pages.
+func pageOf(r *http.Request, more ...string) (page, error) {
+	q, err := queried(r, append([]string{"after", "limit"}, more...)...)
+	p := page{after: q["after"], limit: DefaultPage, since: q["since"]}
 	if err != nil {
-		return p, problem(http.StatusBadRequest, "the query cannot be understood")
+		return p, err
 	}
-	if text := q.Get("limit"); q.Has("limit") {
+	if text, ok := q["limit"]; ok {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > MaxPage {
 			return p, problem(http.StatusBadRequest, "limit: want a number from 1 to %d", MaxPage)

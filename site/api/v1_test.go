@@ -222,7 +222,7 @@ func TestDescription(t *testing.T) {
 	}
 	// What goes wrong is described, too.
 	for _, asked := range []string{"/v1/runs/none", "/v1/resources?limit=0", "/v1/resources?limit=1001", "/v1/resources?after=x", "/v1/runs?after=x", "/v1/nodes?limit=x",
-		"/v1/nodes?limit=", "/v1/nodes?limit=%zz"} {
+		"/v1/nodes?limit=", "/v1/nodes?limit=%zz", "/v1/nodes?since=1", "/v1/resources?kind=ovs.port", "/v1/site?after=x", "/v1/runs?limit=1&limit=2"} {
 		res, body := b.get(asked)
 		if res.StatusCode != http.StatusBadRequest && res.StatusCode != http.StatusNotFound {
 			t.Errorf("%s: %d", asked, res.StatusCode)

@@ -182,7 +182,7 @@ func (a *API) written(w writer, slots chan struct{}, out http.ResponseWriter, r 
 		return who, nil, 0, problem(http.StatusServiceUnavailable, "%d requests like this are in progress already", cap(slots))
 	}
 	s := sent{by: author(who)}
-	if s.query, err = queried(r, w.query); err == nil {
+	if s.query, err = queried(r, w.query...); err == nil {
 		s.body, err = bodyOf(w, out, r)
 	}
 	if err != nil {
@@ -218,8 +218,9 @@ func bodyOf(w writer, out http.ResponseWriter, r *http.Request) ([]byte, error) 
 	return body, nil
 }
 
-// queried returns the parameters of a request; it may have those, once each and not empty, and no others.
-func queried(r *http.Request, names []string) (map[string]string, error) {
+// queried returns the parameters of a request; it may have those, once each and not empty, and no others. Only after and since may be
+// empty: a client begins without.
+func queried(r *http.Request, names ...string) (map[string]string, error) {
 	all, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, problem(http.StatusBadRequest, "the query cannot be understood")
@@ -229,7 +230,7 @@ func queried(r *http.Request, names []string) (map[string]string, error) {
 		if !slices.Contains(names, name) {
 			return nil, problem(http.StatusBadRequest, "the query: this request takes %s", cmp.Or(strings.Join(names, ", "), "none"))
 		}
-		if len(values) != 1 || values[0] == "" {
+		if len(values) != 1 || values[0] == "" && name != "after" && name != "since" {
 			return nil, problem(http.StatusBadRequest, "%s: want one value", name)
 		}
 		got[name] = values[0]

@@ -57,7 +57,7 @@ const (
 )
 
 // applyOtherwise says what to do where nobody can be asked.
-const applyOtherwise = "Apply a saved plan (converge plan -out=tfplan), or use -auto-approve."
+const applyOtherwise = "Apply a saved plan (converge plan -out=site.plan), or use -auto-approve."
 
 var onFailures = []string{string(apply.Rollback), string(apply.Stop), string(apply.Continue)}
 
@@ -103,10 +103,10 @@ site nor this command can reach them (exit status 9). What cannot be undone exac
 begun only after the confirmation.`,
 		Example: `  converge apply site.cue
   converge apply -confirm=5m site.cue
-  converge apply tfplan
+  converge apply site.plan
   converge apply -auto-approve -on-failure=stop site.cue
-  converge apply -approve=9b1f27c04de81a35 tfplan
-  converge apply -json tfplan`,
+  converge apply -approve=9b1f27c04de81a35 site.plan
+  converge apply -json site.plan`,
 		ValidArgsFunction: completeDocuments,
 	})
 	c.Flags().BoolVar(&f.destroy, "destroy", false, "destroy everything recorded in state")

@@ -33,7 +33,7 @@ Explain a code: a diagnostic such as CV1102 or the name of its rule, an exit sta
 an undo class, R1 to R4.`,
 		Example: `  converge explain site/carbide.vpc/prod
   converge explain site/carbide.vpc/prod site.cue
-  converge explain -plan=tfplan site/carbide.vpc/prod
+  converge explain -plan=site.plan site/carbide.vpc/prod
   converge explain CV1102
   converge explain 4`,
 		Args:              atLeast(1),

@@ -15,7 +15,7 @@ func (a *app) graphCommand() *cobra.Command {
 steps come before which, coloured by action. Without an argument, show the newest
 document in the store.`,
 		Example: `  converge graph site.cue | dot -Tsvg > site.svg
-  converge graph -format=mermaid -plan=tfplan`,
+  converge graph -format=mermaid -plan=site.plan`,
 		ValidArgsFunction: completeDocuments,
 	}
 	c.Flags().StringVar(&format, "format", "", "output `format`: dot, mermaid or json")

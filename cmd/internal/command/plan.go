@@ -131,7 +131,7 @@ for the largest plan. These flags and -group-by affect only the text output.
 With -json the output is in the line format of Terraform's JSON UI; converge show -json
 FILE prints a saved plan as one document.`,
 		Example: `  converge plan site.cue
-  converge plan -out=tfplan site.cue
+  converge plan -out=site.plan site.cue
   converge plan -summary site.cue           counts instead of steps
   converge plan -full -group-by=kind site.cue
   converge plan -detailed-exitcode          exits with 2 when there are changes

@@ -33,9 +33,9 @@ therefore without checking whether this site's store created it: converge apply 
 
 With -json a plan has the keys of terraform show -json, plus, under "converge", what
 Terraform does not know; so does the recorded state.`,
-		Example: `  converge show tfplan
-  converge show -full tfplan
-  converge show -json tfplan
+		Example: `  converge show site.plan
+  converge show -full site.plan
+  converge show -json site.plan
   converge show 20261120-121537.042-9f3a01
   converge show`,
 		Args:              between(0, 1),

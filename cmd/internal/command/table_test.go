@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"converge.dev/converge/internal/loopback"
+	"converge.dev/converge/internal/torture"
 	"github.com/spf13/cobra"
 )
 
@@ -329,7 +330,7 @@ func TestEveryCommandInterrupted(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer w.cmd.Process.Kill()
-		if err := l.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		if err := l.(*net.TCPListener).SetDeadline(time.Now().Add(torture.Patience)); err != nil {
 			t.Fatal(err)
 		}
 		c, err := l.Accept()
