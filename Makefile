@@ -32,15 +32,15 @@ deps: ## install the daemons and the kernel that the tests start (Debian package
 	.ci/deps
 
 # What is concurrent is tested with the race detector, and once: only schema and Carbide have tests that mean nothing with it, or less; the
-# laws of libvirt and Open vSwitch take twice as long against the real ones, whose providers' own concurrency the fakes show as well; and
-# some tests of commands start hundreds of processes, which begin several times as slowly with it. These run without it (a test of e2e
-# knows when one is missing here). An emulated machine is slow enough, and runs alone. Of the others, two packages run at a time, the
-# longest first: they wait for leases, and would wait in vain beside what needs every processor.
+# laws of libvirt and Open vSwitch take twice as long against the real ones, whose providers' own concurrency the fakes behind a wire show as
+# well; and in some tests that take minutes with it nothing is concurrent but processes. These run without it (a test of e2e knows when one
+# is missing here). An emulated machine is slow enough, and runs alone. Of the others, two packages run at a time, the longest first:
+# they wait for leases, and would wait in vain beside what needs every processor.
 RACED := ./cmd/internal/... ./engine ./engine/... ./guard/... ./schema/... ./providers/... ./state/... ./trust/... ./agent/... ./site/... ./internal/...
 REAL := ^TestReal$$|^TestLaws$$/^real$$
-PROCESSES := ^TestEveryCommand|^TestInstallScript
+SERIAL := ^TestEveryCommand|^TestInstallScript|^TestSeedCut$$|^TestHeavyAnswers$$|^TestLaws$$/^fake$$/^ovs
 UNRACED := ./cmd/internal/command ./providers/libvirt ./providers/ovs ./schema/kinds ./schema/load ./providers/carbide
-UNRACED_TESTS := $(REAL)|$(PROCESSES)|^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestRevise|TestReviseWithinTheLimits|TestManyProblems|TestLoadIsLinear|TestIntake|TestCallsToList|TestLawsOlderServer)$$
+UNRACED_TESTS := $(REAL)|$(SERIAL)|^(TestConstructs|TestChecksAgreeWithCUE|TestJSONSchemaAgrees|TestHostile|TestRevise|TestReviseWithinTheLimits|TestManyProblems|TestLoadIsLinear|TestIntake|TestCallsToList|TestLawsOlderServer)$$
 
 # A regular expression of the tests that do not run.
 SKIP := ^$$
@@ -52,7 +52,7 @@ test: deps ## all tests, against real daemons too (50 min)
 	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -timeout 20m -skip '$(SKIP)' -run '$(UNRACED_TESTS)' $(UNRACED)
 	cd e2e/outside && go test -vet=off -count=1 ./...
 	CGO_ENABLED=0 go test -vet=off -count=1 ./providers/libvirt
-	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -race -timeout 40m -skip '$(SKIP)|$(REAL)|$(PROCESSES)' $(RACED)
+	CONVERGE_REAL=1 go test $(TAGS) -vet=off -count=1 -race -timeout 40m -skip '$(SKIP)|$(REAL)|$(SERIAL)' $(RACED)
 
 .PHONY: torture
 torture: deps ## prove docs/reliability.md at the promised figures: crashes, split brains, faults, mutated input (20 to 30 min; NIGHTLY=1: for hours)

@@ -26,11 +26,13 @@ if [ "$CONVERGE_TORTURE" = nightly ]; then # what chance finds judges no push
 	step "decoders, fuzzed for 10m each" e2e/fuzz.sh 10m
 	step "libvirt and Open vSwitch, with the race detector" \
 		go test -tags libvirt_dlopen -vet=off -count=1 -race -timeout 1h -run '^TestReal$|^TestLaws$/^real$' ./providers/libvirt ./providers/ovs
+	step "each step refused, and each call without a reply, with processes" \
+		go test -vet=off -count=1 -timeout 2h -run '^Test(Refused|LostReply|Killed)' ./e2e
 	step "the program conftest" go test -C e2e/outside -count=1 -timeout 1h .
 fi
 part=0/1
 if [ "$CONVERGE_TORTURE" = push ]; then # the next commit tries others
-	part=$(($(git rev-list --count HEAD) % 6))/6
+	part=$(($(git rev-list --count HEAD) % 12))/12
 fi
 step "seeded bugs" go run ./e2e/mutants -part=$part
 echo "── figures ($(($(date +%s) - begun)) s)"

@@ -598,12 +598,15 @@ func (a *Agent) say(ctx context.Context, s Status) error {
 // describe says what holds a site.
 func describe(h *engine.HeldError) string {
 	if h.Open != "" {
-		return "run " + h.Open + " is open"
+		return "run " + h.Open + " is open: it has to be resumed or rolled back"
 	}
 	if len(h.Holds) == 0 {
 		return ""
 	}
 	text := h.Holds[0].Text()
+	if h.Holds[0].OnRevision() {
+		text += "; nothing else is corrected until another revision is put, be it the one before, or the hold is released"
+	}
 	if more := len(h.Holds) - 1; more > 0 {
 		text += fmt.Sprintf(" (and %d more)", more)
 	}

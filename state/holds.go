@@ -49,6 +49,9 @@ func (h Hold) OnNode() bool {
 	return h.Scope != schema.ScopeSite && !strings.ContainsAny(h.Scope, "/: ")
 }
 
+// OnRevision reports whether the hold is on a revision of the document.
+func (h Hold) OnRevision() bool { return strings.HasPrefix(h.Scope, serialPrefix) }
+
 // Before reports whether the hold is on a revision of the document older than the one with this serial. Serials only
 // rise, so that revision cannot be tried again, and the hold no longer matters.
 func (h Hold) Before(serial int64) bool {
@@ -63,7 +66,7 @@ func SerialScope(serial int64) string { return serialPrefix + strconv.FormatInt(
 const serialPrefix = "serial:"
 
 // FrozenScope is the scope under which a freeze is listed among holds.
-const FrozenScope = "everything (frozen)"
+const FrozenScope = "site:frozen" // no node, ref or revision has it
 
 // HoldOp sets a hold, in place of one that its scope may have from the same source: set by hand, or by a run.
 func (s *Store) HoldOp(h Hold) Op { return s.put(s.holdKey(h), h) }

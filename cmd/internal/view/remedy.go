@@ -87,8 +87,8 @@ func Held(err error) string {
 			lines[i] += "; confirm this first with: " + command(remedy.Action{Verb: remedy.Restored})
 		case h.Scope == state.FrozenScope:
 			lines[i] += "; unfreeze it with: " + command(remedy.Action{Verb: remedy.Unfreeze})
-		case strings.HasPrefix(h.Scope, "serial:"):
-			lines[i] += "; write a new revision, or release the hold to try it again: " + command(remedy.Of(remedy.Release, h.Scope))
+		case h.OnRevision():
+			lines[i] += "; put a new revision, also the one before it, or release the hold to try it again: " + command(remedy.Of(remedy.Release, h.Scope))
 		case h.Run == "":
 			lines[i] += "; once that is fixed: " + command(remedy.Of(remedy.Release, h.Scope))
 		default:
