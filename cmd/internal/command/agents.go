@@ -235,7 +235,7 @@ func (a *app) agentListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "list", Short: "List the nodes that have enrolled, or may", Args: exactly(0),
 		Long: `List the nodes that have a token or a certificate: their state, how their certificate
-stands, and their labels. The site agent on this machine is asked for the rest, through its
+stands, their labels, and below why they are banned or on hold. The site agent on this machine is asked for the rest, through its
 socket (-server, or server in converge.yaml): whether they are connected or when they last
 answered, how they do, the version of their agent, and the tasks in progress there.
 
@@ -253,14 +253,18 @@ hung (it is connected, and does not answer) or away. Without a site agent it is 
 		if err != nil {
 			return err
 		}
+		holds, err := s.store.Holds(c.Context())
+		if err != nil {
+			return err
+		}
 		live, why := s.standings(c.Context())
 		if why != "" && len(nodes) > 0 {
 			a.view.Note(why)
 		}
 		if a.flags.json {
-			return a.printJSON(view.NodesJSON(nodes, live))
+			return a.printJSON(view.NodesJSON(nodes, live, holds))
 		}
-		a.print(view.NodesText(nodes, live, time.Now(), a.style(a.sys.Stdout)))
+		a.print(view.NodesText(nodes, live, holds, time.Now(), a.style(a.sys.Stdout)))
 		return nil
 	}
 	return c

@@ -14,8 +14,9 @@ import (
 	"converge.dev/converge/trust"
 )
 
-// NodesText lists the nodes that the site knows. Live is how they stand at the site agent, by name: nil when that is not known.
-func NodesText(nodes []state.Node, live map[string]site.NodeStatus, now time.Time, s Style) string {
+// NodesText lists the nodes that the site knows, and what nothing is done on. Live is how they stand at the site agent, by name: nil when that
+// is not known.
+func NodesText(nodes []state.Node, live map[string]site.NodeStatus, holds []state.Hold, now time.Time, s Style) string {
 	if len(nodes) == 0 {
 		return "No nodes. Make a token for one with: converge agent token create NODE\n"
 	}
@@ -41,7 +42,13 @@ func NodesText(nodes []state.Node, live map[string]site.NodeStatus, now time.Tim
 				details += clean(n.Name) + " is degraded: " + clean(why) + "\n"
 			}
 		} else if live != nil && n.Status() != state.NodePending {
-			contact, health = "never", site.NodeAway
+			contact, health = "none yet", site.NodeAway // since the site agent has started
+		}
+		if n.Ban != nil {
+			details += clean(n.Name) + " is banned: " + clean(n.Ban.Reason) + "\n"
+		}
+		for _, h := range holdsOn(n, holds) {
+			details += clean(h.Text()) + "\n"
 		}
 		var labels []string
 		for _, key := range slices.Sorted(maps.Keys(n.Labels)) {
@@ -56,6 +63,11 @@ func NodesText(nodes []state.Node, live map[string]site.NodeStatus, now time.Tim
 	return text
 }
 
+// holdsOn returns those of the holds that are on the whole node.
+func holdsOn(n *state.Node, holds []state.Hold) []state.Hold {
+	return slices.DeleteFunc(slices.Clone(holds), func(h state.Hold) bool { return h.Scope != n.Name })
+}
+
 // A node is one node in JSON.
 type node struct {
 	Name    string            `json:"name"`
@@ -64,6 +76,7 @@ type node struct {
 	Serial  string            `json:"certificate_serial,omitempty"`
 	Labels  map[string]string `json:"labels,omitempty"`
 	Reason  string            `json:"reason,omitempty"` // why it is banned
+	Holds   []state.Hold      `json:"holds,omitempty"`  // on the whole node, also that of a drain
 
 	// As the site agent says; absent when it could not be asked, or the node has never been connected to it.
 	Connected *bool      `json:"connected,omitempty"`
@@ -76,11 +89,11 @@ type node struct {
 }
 
 // NodesJSON returns the nodes that the site knows, without what only their enrolment needs. See [NodesText].
-func NodesJSON(nodes []state.Node, live map[string]site.NodeStatus) any {
+func NodesJSON(nodes []state.Node, live map[string]site.NodeStatus, holds []state.Hold) any {
 	list := make([]node, len(nodes))
 	for i := range nodes {
 		n := &nodes[i]
-		list[i] = node{Name: n.Name, Status: n.Status(), Serial: n.Serial, Labels: n.Labels}
+		list[i] = node{Name: n.Name, Status: n.Status(), Serial: n.Serial, Labels: n.Labels, Holds: holdsOn(n, holds)}
 		if !n.Expires.IsZero() {
 			list[i].Expires = &n.Expires
 		}
