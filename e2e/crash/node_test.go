@@ -235,15 +235,15 @@ func TestTortureKilledOnNode(t *testing.T) {
 		torture.Report(t, "A", "real nodes with libvirt and Open vSwitch: %d rounds: %s, and %d kills of a recovery; %s: each node had the one or the other revision, and what others have",
 			rounds, kills, again, runs)
 	})
-	for lane := range torture.Scale(0, 6, 6) { // they wait for what a killed process may still have under way
+	for lane := range torture.Scale(0, 3, 6) { // they wait for what a killed process may still have under way; to learn how a node goes takes as long as four rounds
 		t.Run(fmt.Sprint(lane), func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			defer n.remove()
 			theirs := n.theirs()
-			least := torture.Scale(0, 2, 40)
+			least := torture.Scale(0, 4, 40)
 			for i := 0; i < least || len(kills.Missing())+len(runs.Missing()) > 0 && i < 4*least; i++ {
-				r := n.draw(lane+i, rand.New(rand.NewPCG(uint64(lane), uint64(i))))
+				r := n.draw(2*lane+i, rand.New(rand.NewPCG(uint64(lane), uint64(i))))
 				if err := n.round(r); err != nil {
 					t.Fatalf("round %d, %s: %v\n%s", i, r, err, n.report())
 				}
