@@ -235,9 +235,10 @@ func (a *app) agentListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "list", Short: "List the nodes that have enrolled, or may", Args: exactly(0),
 		Long: `List the nodes that have a token or a certificate: their state, how their certificate
-stands, their labels, and below why they are banned or on hold. The site agent on this machine is asked for the rest, through its
-socket (-server, or server in converge.yaml): whether they are connected or when they last
-answered, how they do, the version of their agent, and the tasks in progress there.
+stands, their labels, and below why they are banned or on hold. The site agent on this
+machine is asked for the rest, through its socket (-server, or server in converge.yaml):
+whether they are connected or when they last answered, how they do, the version of their
+agent, and the tasks in progress there.
 
 Health is ok, degraded (something that the node should serve is missing or unavailable),
 hung (it is connected, and does not answer) or away. Without a site agent it is -.`,
