@@ -51,10 +51,11 @@ virtlogd -d -p /run/libvirt/virtlogd.pid
 ` + daemon + `
 set +e
 while sleep 0.2; do
-	[ ! -e ` + down + ` ] && ! kill -0 "$(cat /run/libvirt/libvirtd.pid)" || continue
+	# Dead, not meant to be, and still dead: a test may end it, or start it again, between any two of these.
+	! kill -0 "$(cat /run/libvirt/libvirtd.pid)" && [ ! -e ` + down + ` ] && ! kill -0 "$(cat /run/libvirt/libvirtd.pid)" || continue
 	date '+%F %T libvirtd has ended by itself' >>/var/log/libvirt/ends.log
 	` + sweep + `
-	` + daemon + `
+	[ -e ` + down + ` ] || ` + daemon + `
 done 2>/dev/null &
 set -e
 echo ready
@@ -244,7 +245,7 @@ func (h *Host) Thaw(t testing.TB) {
 // Restart starts libvirtd again after Kill.
 func (h *Host) Restart(t testing.TB) {
 	t.Helper()
-	h.Sh(t, sweep+"\n"+daemon+"; rm "+down)
+	h.Sh(t, sweep+"\n"+daemon+` || kill -0 "$(cat /run/libvirt/libvirtd.pid)"; rm `+down)
 }
 
 // Clear deletes all networks, pools and domains, and the files of pools below the directory srv of the host.
