@@ -26,7 +26,7 @@ if [ "$CONVERGE_TORTURE" = nightly ]; then # what chance finds judges no push
 	step "decoders, fuzzed for 10m each" e2e/fuzz.sh 10m
 	step "libvirt and Open vSwitch, with the race detector" \
 		go test -tags libvirt_dlopen -vet=off -count=1 -race -timeout 1h -run '^TestReal$|^TestLaws$/^real$' ./providers/libvirt ./providers/ovs
-	step "each step refused, and each call without a reply, with processes" \
+	step "each step refused, each call without a reply, and a kill at each moment, with processes" \
 		go test -vet=off -count=1 -timeout 2h -run '^Test(Refused|LostReply|Killed)' ./e2e
 	step "the program conftest" go test -C e2e/outside -count=1 -timeout 1h .
 fi

@@ -366,7 +366,7 @@ func TestFailedRun(t *testing.T) {
 		}
 		b.has("n1", "near.bridge", "good", "", nil)
 		time.Sleep(time.Hour)
-		b.stands(site.Held, "serial:1 is on hold")
+		b.stands(site.Held, "until another revision is put, be it the one before, or the hold is released")
 		if all := b.runs(); len(all) != 1 || all[0].Status != state.RunReverted || all[0].ID != s.Run {
 			t.Errorf("the runs are %+v", all)
 		}
@@ -542,7 +542,7 @@ func TestOpenRunIsLeftToPeople(t *testing.T) {
 		defer k.ends()
 		time.Sleep(time.Hour)
 		run := b.runs()[0]
-		b.stands(site.Held, "run "+run.ID+" is open")
+		b.stands(site.Held, "run "+run.ID+" is open: it has to be resumed or rolled back")
 		if run.Status != state.RunOpen {
 			b.t.Errorf("it was resumed: %+v", run)
 		}
