@@ -24,7 +24,7 @@ func main() {
 
 func run() (code int, err error) {
 	for _, m := range []struct{ kind, at string }{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}} {
-		if err := unix.Mount(m.kind, m.at, m.kind, 0, ""); err != nil {
+		if err := mount(m.kind, m.at, m.kind, 0, ""); err != nil {
 			return 0, fmt.Errorf("mount %s: %w", m.at, err)
 		}
 	}
@@ -61,9 +61,13 @@ func run() (code int, err error) {
 		return 0, err
 	}
 	for { // what others leave behind is the first process's to wait for, too: libvirtd waits until a QEMU is gone that it has ended
+		var pid int
 		var status unix.WaitStatus
-		switch pid, err := unix.Wait4(-1, &status, 0, nil); {
-		case err == unix.EINTR:
+		err := uninterrupted(func() (err error) {
+			pid, err = unix.Wait4(-1, &status, 0, nil)
+			return err
+		})
+		switch {
 		case err != nil:
 			return 0, fmt.Errorf("wait for the test: %w", err)
 		case pid != test.Pid:
@@ -81,10 +85,24 @@ func load(file string) error {
 		return err
 	}
 	defer f.Close()
-	if err := unix.FinitModule(int(f.Fd()), "", 0); err != unix.EEXIST {
+	if err := uninterrupted(func() error { return unix.FinitModule(int(f.Fd()), "", 0) }); err != unix.EEXIST {
 		return err
 	}
 	return nil
+}
+
+func mount(what, at, kind string, flags uintptr, options string) error {
+	return uninterrupted(func() error { return unix.Mount(what, at, kind, flags, options) })
+}
+
+// uninterrupted makes a call of the kernel until no signal has cut it short. The first process gets one whenever a process ends that
+// a test has left behind, and the runtime sends itself others.
+func uninterrupted(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
 }
 
 // root is where a guest with the computer's file system has its own: a layer over it, in memory.
@@ -99,10 +117,10 @@ func userland(modules string) error {
 			return err
 		}
 	}
-	if err := unix.Mount(order.Userland, lower, "9p", unix.MS_RDONLY, "trans=virtio,version=9p2000.L,msize=512000,cache=loose"); err != nil {
+	if err := mount(order.Userland, lower, "9p", unix.MS_RDONLY, "trans=virtio,version=9p2000.L,msize=512000,cache=loose"); err != nil {
 		return err
 	}
-	if err := unix.Mount("tmpfs", layer, "tmpfs", 0, ""); err != nil {
+	if err := mount("tmpfs", layer, "tmpfs", 0, ""); err != nil {
 		return err
 	}
 	upper, work := filepath.Join(layer, "upper"), filepath.Join(layer, "work")
@@ -111,7 +129,7 @@ func userland(modules string) error {
 			return err
 		}
 	}
-	if err := unix.Mount("overlay", root, "overlay", 0, "lowerdir="+lower+",upperdir="+upper+",workdir="+work); err != nil {
+	if err := mount("overlay", root, "overlay", 0, "lowerdir="+lower+",upperdir="+upper+",workdir="+work); err != nil {
 		return err
 	}
 	for _, m := range []struct{ what, at, options string }{
@@ -126,7 +144,7 @@ func userland(modules string) error {
 		if err := os.MkdirAll(at, 0o755); err != nil {
 			return err
 		}
-		if err := unix.Mount(m.what, at, kind, flags, m.options); err != nil {
+		if err := mount(m.what, at, kind, flags, m.options); err != nil {
 			return fmt.Errorf("mount %s: %w", m.at, err)
 		}
 	}
@@ -134,7 +152,7 @@ func userland(modules string) error {
 		return err
 	}
 	// To be the root for namespaces, too, such as those of libvirt's machines, it has to be a root and not only look like one.
-	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+	if err := mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
 		return err
 	}
 	return unix.Chroot(".")
@@ -160,7 +178,9 @@ func open(name string) (*os.File, error) {
 }
 
 // drain waits until the port has sent everything. QEMU ends at once when it is told to, and what is in the port is lost.
-func drain(port *os.File) error { return unix.IoctlSetInt(int(port.Fd()), unix.TCSBRK, 1) }
+func drain(port *os.File) error {
+	return uninterrupted(func() error { return unix.IoctlSetInt(int(port.Fd()), unix.TCSBRK, 1) })
+}
 
 // end makes QEMU exit. Powering off is what is left when that fails; QEMU then exits with 0, which is no verdict.
 func end(code int) {
