@@ -63,6 +63,7 @@ const ledgerName = "ledger.db"
 type agent struct {
 	Options
 	id   *trust.Identity
+	book *ledger.Ledger
 	node *remote.Node
 
 	mu      sync.Mutex
@@ -104,7 +105,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, book.Close()) }()
-	a := &agent{Options: o, id: id, missing: map[string]error{}, servers: map[string]*grpc.Server{}, tend: make(chan struct{}, 1)}
+	a := &agent{Options: o, id: id, book: book, missing: map[string]error{}, servers: map[string]*grpc.Server{}, tend: make(chan struct{}, 1)}
 	a.started, a.contacts, a.pulses = o.Now(), map[string]*contact{}, map[string]*pulse{}
 	a.node = remote.NewNode(remote.NodeOptions{
 		Name: id.Node(),

@@ -71,6 +71,7 @@ func (a *agent) serveLocal(ctx context.Context, l net.Listener) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", s.status)
 	mux.HandleFunc("POST /renew", s.renew)
+	mux.HandleFunc("POST /reset-clock", s.resetClock)
 	mux.HandleFunc("GET /logs", s.logs)
 	var conns atomic.Int64
 	server := &http.Server{
@@ -161,6 +162,25 @@ func (s *local) renew(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel = context.WithTimeout(r.Context(), localGuard)
 	defer cancel()
 	answer(w, http.StatusOK, s.a.status(ctx).Certificate)
+}
+
+// A reset says what was forgotten.
+type reset struct {
+	Forgotten *time.Time `json:"forgotten"`
+}
+
+// resetClock makes the node believe its own clock again, when heads have said that it is later.
+func (s *local) resetClock(w http.ResponseWriter, _ *http.Request) {
+	now := s.a.Now()
+	head := s.a.ahead(now)
+	if head != nil {
+		if err := s.a.book.ForgetTime(); err != nil {
+			fail(w, http.StatusInternalServerError, "%v", err)
+			return
+		}
+		s.a.Logger.Warn("the time of the newest head was forgotten, because somebody on this machine vouched for its clock", "head", *head, "clock", now)
+	}
+	answer(w, http.StatusOK, reset{head})
 }
 
 // renewing is how long a renewal that somebody waits for may take.
@@ -272,6 +292,14 @@ func (l *Local) Status(ctx context.Context) (s Status, err error) {
 // Renew makes the agent renew its certificate now, and returns the new one.
 func (l *Local) Renew(ctx context.Context) (c Certificate, err error) {
 	return c, l.ask(ctx, http.MethodPost, "/renew", &c)
+}
+
+// ResetClock makes the agent believe the clock of its machine again, whatever the heads of its site have said, and returns the time that
+// they said; nil when that was not later than the clock, so that nothing was to be done.
+func (l *Local) ResetClock(ctx context.Context) (*time.Time, error) {
+	var r reset
+	err := l.ask(ctx, http.MethodPost, "/reset-clock", &r)
+	return r.Forgotten, err
 }
 
 // Logs writes the newest n records of the agent's log, oldest first, one a line, as text or JSON. With follow it goes on with those that

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"converge.dev/converge/agent/task"
 	"converge.dev/converge/guard"
 	"converge.dev/converge/internal/retry"
 	"converge.dev/converge/internal/reverse"
@@ -36,6 +37,10 @@ type Status struct {
 	Version string    `json:"version"`
 	Started time.Time `json:"started"`
 	Now     time.Time `json:"now"` // by the clock of the agent
+
+	// Ahead is the time of the newest head that the node has believed, when that is later than Now by more than clocks may differ. Until
+	// then it refuses the heads and tasks that are signed now.
+	Ahead *time.Time `json:"newest_head,omitempty"`
 
 	Health   Health   `json:"health"`
 	Problems []string `json:"problems"` // the worst first; empty when all is well
@@ -312,6 +317,7 @@ func (a *agent) status(ctx context.Context) Status {
 		Certificate: Certificate{Serial: cert.SerialNumber.Text(16), NotBefore: cert.NotBefore, NotAfter: cert.NotAfter, Renewal: a.id.RenewAt()},
 		Trust:       Trust{Version: doc.Version, NotAfter: doc.NotAfter},
 		Guard:       a.guardStatus(ctx, now),
+		Ahead:       a.ahead(now),
 	}
 	work := a.node.Work()
 	s.Tasks = Tasks{Open: []Task{}, Done: work.Done, Failed: work.Failed}
@@ -341,6 +347,14 @@ func (a *agent) status(ctx context.Context) Status {
 		s.Health = Degraded
 	}
 	return s
+}
+
+// ahead returns the time of the newest head that the node has believed, when its clock shows that this has not come yet.
+func (a *agent) ahead(now time.Time) *time.Time {
+	if head := a.book.Standing().Floor; head.After(now.Add(task.Skew)) {
+		return &head
+	}
+	return nil
 }
 
 // kindOf returns the kind in a ref; empty when there is none.
@@ -399,6 +413,10 @@ func (s *Status) problems() []string {
 	}
 	if !s.Now.Before(s.Trust.NotAfter) {
 		add("version %d of the trust document has expired at %s: converge trust rotate at the site", s.Trust.Version, stamp(s.Trust.NotAfter))
+	}
+	if s.Ahead != nil {
+		add("a head of the site was of %s, and here it is %s: until then nothing can be changed on this node; if the clock here is right now: converge agent reset-clock",
+			stamp(*s.Ahead), stamp(s.Now))
 	}
 	if !slices.ContainsFunc(s.Servers, func(r Server) bool { return r.Connected }) {
 		add("not connected to any site agent")

@@ -8,10 +8,11 @@
 //
 // Two floors keep out what was forgotten. The floor of positions is the highest one that was ever pruned, or that a head named
 // to a new ledger: a task at or below it that is not known is refused. Above it tasks may arrive in any order, because
-// several run at the same time. The floor of time is that of the newest head: the clock is taken to be at least that.
+// several run at the same time. The floor of time is that of the newest head: the clock is taken to be at least that. Only
+// [Ledger.ForgetTime] lowers it, for a node whose clock was ahead together with that of its site.
 //
 // A ledger is new when there was no file: on a new node, or because the file was lost. It cannot know what was done before, so it
-// begins nothing until a head has told it. Only that makes a lost file harmless; the caller accepts only heads that are fresh.
+// begins nothing until a head has told it; nor does one whose time was forgotten. Only that makes a lost file harmless; the caller accepts only heads that are fresh.
 //
 // # Promises
 //

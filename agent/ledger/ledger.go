@@ -245,8 +245,8 @@ func (l *Ledger) Fence(epoch int64) (Standing, error) {
 }
 
 // Head takes the contents of a signed head that the caller has verified and found fresh. It raises the floor of time to now, and
-// never lowers it. A new ledger also takes the position as its floor, and the epoch when it has none; afterwards only
-// Fence raises the epoch. A head of an older epoch is an [*OutdatedError].
+// never lowers it. A ledger that is new, or that has forgotten the time, also takes the position as its floor unless its own is higher, and
+// the epoch when it has none; afterwards only Fence raises the epoch. A head of an older epoch is an [*OutdatedError].
 func (l *Ledger) Head(epoch, seq int64, now time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -261,7 +261,10 @@ func (l *Ledger) Head(epoch, seq int64, now time.Time) error {
 		next.Time = now.UTC().Round(0)
 	}
 	if !next.Headed {
-		next.Headed, next.Floor = true, Position{epoch, seq}
+		next.Headed = true
+		if at := (Position{epoch, seq}); at.Compare(next.Floor) > 0 {
+			next.Floor = at
+		}
 		next.Epoch = cmp.Or(next.Epoch, epoch)
 	}
 	if next == l.state && l.db != nil {
@@ -270,6 +273,21 @@ func (l *Ledger) Head(epoch, seq int64, now time.Time) error {
 	}
 	if err := l.commit(next, nil); err != nil {
 		return fmt.Errorf("take a head: %w", err)
+	}
+	return nil
+}
+
+// ForgetTime takes away the floor of time: a head was signed while the clocks of both the site and the node were ahead, and whatever is
+// signed since they are right seems too old. Whoever calls it vouches for the clock of the node. Nothing that is known is forgotten, but
+// nothing begins until the next head has told which sequence numbers were used, as in a new ledger: what was signed before that, and
+// held back, cannot run now because the time went back.
+func (l *Ledger) ForgetTime() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	next := l.state
+	next.Time, next.Headed = time.Time{}, false
+	if err := l.commit(next, nil); err != nil {
+		return fmt.Errorf("forget the time of the newest head: %w", err)
 	}
 	return nil
 }
@@ -298,7 +316,7 @@ func (l *Ledger) Begin(task Entry) (Begun, error) {
 	case at.Epoch > l.state.Epoch:
 		return refuse(RefusedUnfenced, "it is of epoch %d, but the node knows epoch %d: the site agent has to fence it first", at.Epoch, l.state.Epoch)
 	case !l.state.Headed:
-		return refuse(RefusedNew, "the ledger is new and no head has said which sequence numbers were used: the site agent has to send one first")
+		return refuse(RefusedNew, "the ledger is new, or its time was forgotten, and no head has said which sequence numbers were used: the site agent has to send one first")
 	case known != nil && known.Digest == task.Digest:
 		return l.begun(known)
 	case known != nil:

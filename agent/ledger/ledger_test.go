@@ -315,6 +315,32 @@ func TestHead(t *testing.T) {
 	w.run(e)
 }
 
+// The time of heads is forgotten for good, and nothing else is.
+func TestForgetTime(t *testing.T) {
+	w := fresh(t, 0)
+	w.ok(w.run(task(1, 4)).Finish([]byte("done")))
+	w.ok(w.Head(1, 4, start.Add(48*time.Hour)))
+	w.refused(task(1, 5), ledger.RefusedExpired)
+	w.ok(w.ForgetTime())
+	for range 2 {
+		if s := w.Standing(); s.Epoch != 1 || s.Seq != 4 || !s.Floor.IsZero() {
+			t.Errorf("%+v", s)
+		}
+		w.refused(task(1, 6), ledger.RefusedNew)
+		w.restart()
+	}
+	w.ok(w.Head(1, 6, start))
+	w.refused(task(1, 5), ledger.RefusedSeq) // it may have been signed, and held back, while the clocks were ahead
+	w.stored(task(1, 4), "done")
+	w.run(task(1, 7))
+
+	// A head that knows less does not lower the floor.
+	w.ok(w.ForgetTime())
+	w.ok(w.Head(1, 2, start))
+	w.refused(task(1, 5), ledger.RefusedSeq)
+	w.run(task(1, 8))
+}
+
 func TestExpired(t *testing.T) {
 	w := fresh(t, 0)
 	w.now = task(1, 1).Expires.Add(time.Minute)
@@ -523,7 +549,7 @@ func TestClosed(t *testing.T) {
 	_, ferr := w.Fence(1)
 	_, ferr2 := w.Fence(2)
 	_, oerr := w.Outcome("k")
-	if berr == nil || ferr == nil || ferr2 == nil || oerr == nil || w.Head(1, 1, start) == nil || w.Head(1, 1, start.Add(1)) == nil {
+	if berr == nil || ferr == nil || ferr2 == nil || oerr == nil || w.ForgetTime() == nil || w.Head(1, 1, start) == nil || w.Head(1, 1, start.Add(1)) == nil {
 		t.Error(berr, ferr, ferr2, oerr)
 	}
 }

@@ -241,7 +241,10 @@ func (w *walk) head(rt *rapid.T) {
 				m.time = now
 			}
 			if !m.headed {
-				m.headed, m.floor = true, ledger.Position{Epoch: epoch, Seq: seq}
+				m.headed = true
+				if at := (ledger.Position{Epoch: epoch, Seq: seq}); at.Compare(m.floor) > 0 {
+					m.floor = at
+				}
 				if m.epoch == 0 {
 					m.epoch = epoch
 				}
@@ -251,6 +254,10 @@ func (w *walk) head(rt *rapid.T) {
 		w.flush()
 		w.expect("head again", true, err)
 	}
+}
+
+func (w *walk) forget(*rapid.T) {
+	w.expect("forget", w.write(func(m *model) { m.time, m.headed = time.Time{}, false }), w.ForgetTime())
 }
 
 // stop ends the process: by a crash, or after it has closed the ledger.
@@ -362,7 +369,7 @@ func TestModel(t *testing.T) {
 		}
 		rt.Repeat(map[string]func(*rapid.T){
 			"begin": w.begin, "begin2": w.begin, "begin3": w.begin, "finish": w.finish, "finish2": w.finish,
-			"fence": w.fence, "head": w.head, "stop": w.stop, "disk": w.spoil,
+			"fence": w.fence, "head": w.head, "head2": w.head, "forget": w.forget, "stop": w.stop, "disk": w.spoil,
 			"clock": func(rt *rapid.T) {
 				w.now = w.now.Add(time.Duration(rapid.IntRange(-3, 6).Draw(rt, "minutes")) * time.Minute)
 			},

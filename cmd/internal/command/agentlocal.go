@@ -178,6 +178,34 @@ then nothing is done without -force. Its connections are made anew with it.`,
 	return c
 }
 
+func (a *app) agentResetClockCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "reset-clock", Short: "Make the agent of this node believe the clock here again", Args: exactly(0),
+		Long: `Make the agent that runs on this machine believe the clock here again. An agent takes it to be
+at least as late as the newest head that its site has signed, so that nobody can turn back its
+time. If the clocks of site and node were both ahead for a while, whatever the site signs once
+they are right is refused, and converge agent status says so. Set the clock of this machine
+right first: this is your word for it. What the node did is not forgotten; it goes on with the
+next head of its site.`,
+		Example: `  converge agent reset-clock
+  converge agent reset-clock -config=/etc/converge/agent.yaml`,
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		head, err := asked(c.Context(), a, asking, func(ctx context.Context, l *agent.Local) (*time.Time, error) { return l.ResetClock(ctx) })
+		if err != nil {
+			return err
+		}
+		answer := map[string]any{"reset": head != nil}
+		text := "No head of the site is later than the clock here: there is nothing to reset.\n"
+		if head != nil {
+			answer["newest_head"] = head.UTC().Format(instant)
+			text = fmt.Sprintf("The newest head was of %s. The agent believes the clock here again, and goes on with the next head.\n", view.At(*head))
+		}
+		return a.did(head == nil, answer, text)
+	}
+	return c
+}
+
 // keptRecords is how many records of its log an agent keeps in memory.
 const keptRecords = 1000
 

@@ -32,7 +32,7 @@ site. It dials the site agent (converge serve); nothing listens on the node.
 To add a node: make a token at the site (agent token create), exchange it on the node
 for a certificate (agent bootstrap), and run the agent there (agent run).`,
 		a.agentTokenCommand(), a.agentBootstrapCommand(), a.agentRunCommand(), a.agentGuardCommand(), a.agentListCommand(), a.agentRevokeCommand(), a.agentDrainCommand(),
-		a.agentStatusCommand(), a.agentHealthCommand(), a.agentConfigCommand(), a.agentRenewCommand(), a.agentLogsCommand(), a.agentInstallScriptCommand())
+		a.agentStatusCommand(), a.agentHealthCommand(), a.agentConfigCommand(), a.agentRenewCommand(), a.agentResetClockCommand(), a.agentLogsCommand(), a.agentInstallScriptCommand())
 }
 
 func (a *app) agentTokenCommand() *cobra.Command {

@@ -104,6 +104,7 @@ var uses = map[string]use{
 	"agent health":          {offline: true, lacks: "read the configuration of the agent"},
 	"agent config":          {offline: true, lacks: "read the configuration of the agent"},
 	"agent renew-cert":      {offline: true, lacks: "read the configuration of the agent"},
+	"agent reset-clock":     {offline: true, lacks: "read the configuration of the agent"},
 	"agent logs":            {offline: true, lacks: "read the configuration of the agent"},
 	"agent install-script":  {args: "-server=localhost:1 -url=https://localhost/converge", offline: true},
 	"trust init":            {args: "-dev -trust-dir=NEW DOC", offline: true, acts: true},
