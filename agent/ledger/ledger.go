@@ -453,7 +453,7 @@ type Reason string
 const (
 	RefusedEpoch    Reason = "epoch"    // its epoch is older than the stored one
 	RefusedUnfenced Reason = "unfenced" // its epoch is newer than the stored one: its holder has to fence first
-	RefusedNew      Reason = "new"      // the ledger is new and has taken no head
+	RefusedNew      Reason = "new"      // the ledger is new, or its time was forgotten, and it has taken no head since
 	RefusedSeq      Reason = "seq"      // its position is that of another task, or is not known and not above the floor
 	RefusedExpired  Reason = "expired"  // by the clock or by the floor of time
 )
