@@ -18,11 +18,26 @@ import (
 // asking is how long an agent may take to say how it stands.
 const asking = 10 * time.Second
 
+// agentConfig reads the file of this machine's agent: the one that -config names, or agent.yaml in the working directory.
+func (a *app) agentConfig() (*config.Agent, error) {
+	conf, err := config.ReadAgent(cmp.Or(a.flags.config, config.AgentName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &view.Problem{
+			What: "the configuration of the agent cannot be found", Where: err.Error(),
+			Fix: "Name its file with -config=FILE; converge agent install-script makes it /etc/converge/agent.yaml.", Err: err,
+		}
+	}
+	if err != nil {
+		return nil, unusable(err)
+	}
+	return conf, nil
+}
+
 // local returns how the agent of this machine is asked, and what its file says.
 func (a *app) local() (*agent.Local, *config.Agent, error) {
-	conf, err := config.ReadAgent(cmp.Or(a.flags.config, config.AgentName))
+	conf, err := a.agentConfig()
 	if err != nil {
-		return nil, nil, &view.Problem{What: "the configuration cannot be used", Where: err.Error(), Fix: "Name the file of the agent with -config=FILE.", Err: err}
+		return nil, nil, err
 	}
 	return agent.AskLocal(conf.Dir), conf, nil
 }

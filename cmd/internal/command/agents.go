@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -165,7 +164,7 @@ unless the site reaches it again: run converge agent guard as well.`,
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		ctx, stop := a.untilEOF(c.Context(), untilEOF)
 		defer stop()
-		return a.runAgent(ctx, cmp.Or(a.flags.config, config.AgentName))
+		return a.runAgent(ctx)
 	}
 	return c
 }
@@ -188,13 +187,13 @@ func (a *app) untilEOF(ctx context.Context, asked bool) (context.Context, func()
 }
 
 // runAgent runs the agent of a node until ctx is done.
-func (a *app) runAgent(ctx context.Context, path string) error {
+func (a *app) runAgent(ctx context.Context) error {
 	if err := a.logAsService("agent"); err != nil {
 		return err
 	}
-	conf, err := config.ReadAgent(path)
+	conf, err := a.agentConfig()
 	if err != nil {
-		return unusable(err)
+		return err
 	}
 	if _, err := trust.OpenIdentity(conf.Dir, trust.IdentityOptions{}); errors.Is(err, fs.ErrNotExist) {
 		return &view.Problem{What: "this machine has not enrolled", Where: conf.Dir, Fix: "Enrol it with converge agent bootstrap.", Err: err}
@@ -216,7 +215,7 @@ func (a *app) runAgent(ctx context.Context, path string) error {
 		Offers: func(node string) ([]providers.Need, error) { return conf.Offers(node, sch.Kinds()) },
 		Open: func(ctx context.Context, site schema.Site, needs []providers.Need) (*providers.Set, error) {
 			if opener == nil {
-				opener = all.New(all.Options{Config: conf.Providers(needs[0].Scope), Dir: filepath.Dir(path), Kinds: sch.Kinds(), Site: site, Logger: a.log, Control: true})
+				opener = all.New(all.Options{Config: conf.Providers(needs[0].Scope), Dir: filepath.Dir(conf.Path), Kinds: sch.Kinds(), Site: site, Logger: a.log, Control: true})
 			}
 			return opener.Open(ctx, needs...)
 		},

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,22 +41,22 @@ change is kept only while each of them accepts a connection.`,
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		ctx, stop := a.untilEOF(c.Context(), untilEOF)
 		defer stop()
-		return a.runGuard(ctx, cmp.Or(a.flags.config, config.AgentName))
+		return a.runGuard(ctx)
 	}
 	return c
 }
 
 // runGuard runs the guard of a node until ctx is done.
-func (a *app) runGuard(ctx context.Context, path string) error {
+func (a *app) runGuard(ctx context.Context) error {
 	if err := a.logAsService("guard"); err != nil {
 		return err
 	}
-	conf, err := config.ReadAgent(path)
+	conf, err := a.agentConfig()
 	if err != nil {
-		return unusable(err)
+		return err
 	}
 	if conf.Guard == "" {
-		return &view.Problem{What: "the node has no guard", Where: path, Fix: "Name its directory in that file: guard: /var/lib/converge/guard"}
+		return &view.Problem{What: "the node has no guard", Where: conf.Path, Fix: "Name its directory in that file: guard: /var/lib/converge/guard"}
 	}
 	sch, err := a.schema()
 	if err != nil {

@@ -64,7 +64,11 @@ with -force, one that does not exist yet can be put on hold too.`,
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx := c.Context()
 		if err := state.CheckScope(args[0]); err != nil {
-			return &view.Problem{What: fmt.Sprintf("invalid scope %q", args[0]), Where: err.Error(), Fix: "Use site, the name of a node, or a ref: SCOPE/KIND/NAME."}
+			p := &view.Problem{What: fmt.Sprintf("invalid scope %q", args[0]), Where: err.Error(), Fix: "Use site, the name of a node, or a ref: SCOPE/KIND/NAME."}
+			if (state.Hold{Scope: args[0]}).OnRevision() {
+				p.Fix = "Only a run puts a revision of the document on hold. To keep one from being applied, put the site on hold: converge hold set site"
+			}
+			return p
 		}
 		if reason == "" {
 			return &view.Problem{What: "a hold needs a reason", Fix: `Say why with -reason="...".`}

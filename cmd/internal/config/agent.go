@@ -33,7 +33,7 @@ type Agent struct {
 func ReadAgent(path string) (*Agent, error) {
 	data, err := files.Read(path, maxSize)
 	if err != nil {
-		return nil, fmt.Errorf("read the configuration of the agent: %w", err)
+		return nil, fmt.Errorf("read the agent's file: %w", err)
 	}
 	a, err := parse[Agent](data)
 	if err != nil {
