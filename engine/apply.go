@@ -169,7 +169,7 @@ func (e *Engine) begin(ctx context.Context, lock *state.Lock, p *plan.Plan, op s
 	}
 	now := e.o.Now()
 	run = state.Run{
-		ID: e.o.NewID(now), Op: op, Status: state.RunOpen, Plan: saved.Digest, Serial: p.Site.Serial, By: e.o.Who,
+		ID: e.o.NewID(now), Op: op, Status: state.RunOpen, Plan: saved.Digest, Serial: p.Site.Serial, By: e.o.Who, ApprovedBy: o.ApprovedBy,
 		Epoch: lock.Epoch(), Started: now.UTC(), Steps: len(p.Steps), OnFail: string(o.OnFailure), Confirm: int(o.Confirm / time.Second), Complete: p.Complete() && p.Worked == worked,
 	}
 	if !p.Destroy && len(p.Document) > 0 {

@@ -102,6 +102,7 @@ type ApplyOptions struct {
 	Keep         int             // for a rollback: how many of the first steps of the run are not undone
 	Confirm      time.Duration   // undo the run unless it is confirmed within that time of its start; zero: it needs no confirmation. Only with Rollback
 	Interrupt    <-chan struct{} // when closed, no more steps are started; those in flight finish
+	ApprovedBy   []string        // who approved the plan, each USER@HOST, when others did than who applies it; the run keeps it
 	Guards       []state.Guard   // of a new run: it begins only if they hold in the transaction that opens it
 }
 

@@ -479,7 +479,7 @@ func (a *Agent) decide(ctx context.Context, doc *schema.Document, p *plan.Plan) 
 		if s.Phase == Differs && len(apart) == 0 {
 			then.Phase, then.Steps, then.Digest = InSync, 0, ""
 		}
-		site, again, err := a.apply(ctx, doc, auto, "", nil, then, again)
+		site, again, err := a.apply(ctx, doc, auto, consent{}, then, again)
 		if err == nil || ctx.Err() != nil || len(leave) == 0 || a.o.Engine.Free(ctx) != nil {
 			return site, again, err
 		}
@@ -522,9 +522,16 @@ func (a *Agent) stands(doc *schema.Document, p *plan.Plan) (s Status, again time
 	return s, again
 }
 
-// apply carries out a plan, with the approval that it has, while the guards hold. Then is how the site stands once that is done.
-func (a *Agent) apply(ctx context.Context, doc *schema.Document, p *plan.Plan, approval string, guards []state.Guard, then Status, again time.Duration) (schema.Site, time.Duration, error) {
-	if err := a.allowed(doc, p, approval != ""); err != nil {
+// consent is what people have said to a plan; nothing, when it needs no approval.
+type consent struct {
+	approval string
+	by       []string
+	guards   []state.Guard // hold while it stands
+}
+
+// apply carries out a plan while the consent to it stands. Then is how the site stands once that is done.
+func (a *Agent) apply(ctx context.Context, doc *schema.Document, p *plan.Plan, c consent, then Status, again time.Duration) (schema.Site, time.Duration, error) {
+	if err := a.allowed(doc, p, c.approval != ""); err != nil {
 		return p.Site, 0, err
 	}
 	saved, err := p.Encode()
@@ -537,7 +544,7 @@ func (a *Agent) apply(ctx context.Context, doc *schema.Document, p *plan.Plan, a
 		return p.Site, 0, err
 	}
 	o := a.applying(ctx)
-	o.Approve, o.Guards = approval, guards
+	o.Approve, o.ApprovedBy, o.Guards = c.approval, c.by, c.guards
 	res, err := a.o.Engine.Apply(context.WithoutCancel(ctx), p, o)
 	if res.Run.ID != "" {
 		s.Run = res.Run.ID
@@ -550,11 +557,11 @@ func (a *Agent) apply(ctx context.Context, doc *schema.Document, p *plan.Plan, a
 		a.seen.Doubt()
 	}
 	switch {
-	case approval != "" && errors.As(err, &stale):
+	case c.approval != "" && errors.As(err, &stale):
 		return p.Site, busy, a.outdated(ctx, stale, then)
 	case errors.As(err, &locked), errors.As(err, &stale):
 		return p.Site, busy, nil
-	case len(guards) > 0 && errors.Is(err, state.ErrGuard): // an approval was taken back, or another plan waits
+	case len(c.guards) > 0 && errors.Is(err, state.ErrGuard): // an approval was taken back, or another plan waits
 		return p.Site, busy, nil
 	case errors.As(err, &unknown) && a.without(unknown.Unknown):
 		s.Phase, s.Detail = Unknown, incomplete(&plan.Plan{Unknown: unknown.Unknown})

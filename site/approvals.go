@@ -28,7 +28,7 @@ func Waits(ctx context.Context, store *state.Store) (*state.Waiting, []state.App
 	var valid []state.Approval
 	policy := schema.Approvals{By: w.By}
 	for _, v := range all {
-		if v.Plan == w.Approval && v.Valid(time.Now()) && policy.May(v.By) {
+		if v.Approves == w.Approval && v.Valid(time.Now()) && policy.May(v.By) {
 			valid = append(valid, v)
 		}
 	}
@@ -66,13 +66,13 @@ func ApprovePlan(ctx context.Context, store *state.Store, w *state.Waiting, who 
 		return nil, err
 	}
 	now := time.Now()
-	given := []state.Approval{{Plan: w.Approval, By: who, At: now.UTC()}}
+	given := []state.Approval{{Approves: w.Approval, By: who, At: now.UTC()}}
 	_, approvals, err := Waits(ctx, store) // before: afterwards the plan may be applied already
 	if err != nil {
 		return nil, err
 	}
 	for _, v := range approvals {
-		if v.Plan == w.Approval && schema.Person(v.By) != schema.Person(who) {
+		if v.Approves == w.Approval && schema.Person(v.By) != schema.Person(who) {
 			given = append(given, v)
 		}
 	}
@@ -95,7 +95,7 @@ func UnapprovePlan(ctx context.Context, store *state.Store, w *state.Waiting, wh
 		return false, err
 	}
 	for _, v := range all {
-		if v.Plan == w.Approval && schema.Person(v.By) == schema.Person(who) {
+		if v.Approves == w.Approval && schema.Person(v.By) == schema.Person(who) {
 			return true, store.Unapprove(ctx, *w, who, time.Now())
 		}
 	}

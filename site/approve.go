@@ -63,7 +63,7 @@ func (a *Agent) leave(ctx context.Context, doc *schema.Document, p *plan.Plan, a
 	}
 	a.o.Logger.Info("the plan that waits was approved, and is applied", "approval", w.Approval, "by", strings.Join(given.who, ", "))
 	saved.Document = p.Document
-	return a.apply(ctx, doc, saved, w.Approval, a.o.Store.WaitingGuards(w, given.counted), then, again)
+	return a.apply(ctx, doc, saved, consent{w.Approval, given.who, a.o.Store.WaitingGuards(w, given.counted)}, then, again)
 }
 
 // outdated drops the plan that was approved and can no longer be applied, with its approvals: what the site has become is not what people
@@ -133,7 +133,7 @@ func (a *Agent) wait(ctx context.Context, doc *schema.Document, p *plan.Plan, wh
 	}
 	people := map[string]bool{}
 	for _, v := range valid {
-		if v.Plan == w.Approval && policy.May(v.By) {
+		if v.Approves == w.Approval && policy.May(v.By) {
 			g.who, g.counted = append(g.who, v.By), append(g.counted, v)
 			people[schema.Person(v.By)] = true
 		}
@@ -149,7 +149,7 @@ func lapse(valid []state.Approval) string {
 		return ""
 	}
 	last := slices.MaxFunc(valid, func(a, b state.Approval) int { return a.At.Compare(b.At) })
-	return fmt.Sprintf("the plan has changed since %s approved %s", last.By, last.Plan[:min(len(last.Plan), plan.ShortApproval)])
+	return fmt.Sprintf("the plan has changed since %s approved %s", last.By, last.Approves[:min(len(last.Approves), plan.ShortApproval)])
 }
 
 // nothingWaits removes the plan that waits, if there is one, and its approvals.
@@ -180,7 +180,7 @@ func (a *Agent) waiting(ctx context.Context) (w state.Waiting, spent bool, valid
 	}
 	all, err := a.o.Store.Approvals(ctx)
 	for _, v := range all {
-		if v.Valid(a.o.Now()) && v.Plan == w.Approval && !spent {
+		if v.Valid(a.o.Now()) && v.Approves == w.Approval && !spent {
 			valid = append(valid, v)
 		}
 	}

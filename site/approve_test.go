@@ -77,8 +77,8 @@ func TestApprove(t *testing.T) {
 		b.approve("ada@lab")
 		b.stands(site.InSync, "")
 		b.has("n1", "near.bridge", "br", "size", 1)
-		if runs := b.runs(); len(runs) != 1 || runs[0].Plan != w.Plan || !time.Now().Equal(begin) {
-			t.Errorf("the runs are %+v, want one of the plan %s, at once", runs, w.Plan)
+		if runs := b.runs(); len(runs) != 1 || runs[0].Plan != w.Plan || !slices.Equal(runs[0].ApprovedBy, []string{"ada@lab"}) || !time.Now().Equal(begin) {
+			t.Errorf("the runs are %+v, want one of the plan %s, approved by ada@lab, at once", runs, w.Plan)
 		}
 		b.nothingWaits()
 		entries, err := b.Store.Audits(t.Context())

@@ -104,6 +104,8 @@ type Run struct {
 	Failed  schema.Ref `json:"failed,omitzero"`
 	OnFail  string     `json:"on_failure,omitempty"`
 
+	ApprovedBy []string `json:"approved_by,omitempty"` // who approved the plan that the site agent applies, each USER@HOST
+
 	Confirm     int  `json:"confirm_seconds,omitempty"` // how long after its start it is undone unless somebody confirms it; zero: it needs no confirmation
 	Unconfirmed bool `json:"unconfirmed,omitempty"`     // nobody confirmed it in time, or a guard undid a change that cut its node off
 

@@ -29,9 +29,9 @@ type Waiting struct {
 
 // An Approval is what one person has approved.
 type Approval struct {
-	Plan string    `json:"plan"` // the Approval of a [Waiting]
-	By   string    `json:"by"`   // USER@HOST, as the process that wrote it says
-	At   time.Time `json:"at"`
+	Approves string    `json:"approval"` // the Approval of a [Waiting]
+	By       string    `json:"by"`       // USER@HOST, as the process that wrote it says
+	At       time.Time `json:"at"`
 
 	revision int64 // of the store
 }
@@ -115,22 +115,22 @@ func (s *Store) WaitingGuards(w Waiting, counted []Approval) []Guard {
 // Approve writes that somebody approves w, and enters it in the audit log. It replaces an earlier approval by the same person, at whatever
 // host. It fails with ErrGuard when w no longer waits as it was read, or a run has begun to apply it.
 func (s *Store) Approve(ctx context.Context, w Waiting, by string, at time.Time) error {
-	a := Approval{Plan: w.Approval, By: by, At: at.UTC()}
+	a := Approval{Approves: w.Approval, By: by, At: at.UTC()}
 	return s.decided(ctx, w, Audit{Action: "approve", Reason: fmt.Sprintf("serial %d, steps: %d", w.Site.Serial, w.Steps)}, a, s.put(s.approvalKey(a), a))
 }
 
 // Unapprove takes back what somebody has approved, and enters that in the audit log. It fails with ErrGuard when w no longer waits as it
 // was read, or a run has begun to apply it: then it would be too late.
 func (s *Store) Unapprove(ctx context.Context, w Waiting, by string, at time.Time) error {
-	a := Approval{Plan: w.Approval, By: by, At: at.UTC()}
+	a := Approval{Approves: w.Approval, By: by, At: at.UTC()}
 	return s.decided(ctx, w, Audit{Action: "unapprove"}, a, Op{Key: s.approvalKey(a), Delete: true})
 }
 
 func (s *Store) decided(ctx context.Context, w Waiting, entry Audit, a Approval, op Op) error {
-	entry.At, entry.By, entry.Scope = a.At, a.By, a.Plan
+	entry.At, entry.By, entry.Scope = a.At, a.By, a.Approves
 	_, err := s.kv.Commit(ctx, []Guard{{Key: s.waitingKey(), Revision: w.revision}, s.UnspentGuard(w.Plan)}, []Op{op, s.put(s.key("audit", NewRunID(a.At)), entry)})
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", entry.Action, a.Plan, err)
+		return fmt.Errorf("%s %s: %w", entry.Action, a.Approves, err)
 	}
 	return nil
 }
@@ -167,5 +167,5 @@ func (s *Store) approvals() string { return s.key("approval") + "/" }
 
 // approvalKey returns the key of an approval. A person has one for each plan.
 func (s *Store) approvalKey(a Approval) string {
-	return s.key("approval", a.Plan, url.PathEscape(schema.Person(a.By)))
+	return s.key("approval", a.Approves, url.PathEscape(schema.Person(a.By)))
 }

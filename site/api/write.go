@@ -79,7 +79,7 @@ type CancelView struct {
 
 // An ApprovedView says who has approved the plan that waits.
 type ApprovedView struct {
-	Approved  string           `json:"approved"` // the digest of the plan
+	Approval  string           `json:"approval"` // the digest of the plan
 	By        string           `json:"by"`
 	Approvals []state.Approval `json:"approvals"` // that count, with this one
 	Needs     int              `json:"needs"`     // approvals of different people

@@ -37,8 +37,8 @@ audit log (converge audit).
 Who approves is USER@HOST of this process. The store cannot verify that: whoever can
 write to the store can write any name. Restrict who can.
 
-With -json, print one object: waiting, a list; or approved, by, approvals and needs; or,
-with -show, the plan, as converge show does.`,
+With -json, print one object: waiting, a list; or approval, by, approvals and needs;
+or, with -show, the plan, as converge show does.`,
 		Example: `  converge approve
   converge approve -show
   converge approve 9b1f27c04de81a35
@@ -136,7 +136,7 @@ func (s *session) approve(ctx context.Context, w *state.Waiting, unasked bool) e
 	default:
 		text += " The site agent applies the plan; see: converge runs"
 	}
-	return s.did(false, map[string]any{"approved": w.Approval, "by": by, "approvals": given, "needs": w.Needs}, text+"\n")
+	return s.did(false, api.ApprovedView{Approval: w.Approval, By: by, Approvals: given, Needs: w.Needs}, text+"\n")
 }
 
 func (s *session) unapprove(ctx context.Context, w *state.Waiting) error {
@@ -151,7 +151,7 @@ func (s *session) unapprove(ctx context.Context, w *state.Waiting) error {
 	if had {
 		text = "Your approval is taken back.\n"
 	}
-	return s.did(!had, map[string]any{"revoked": had, "approval": w.Approval}, text)
+	return s.did(!had, api.UnapprovedView{Approval: w.Approval, Revoked: had}, text)
 }
 
 // showWaiting shows the plan that waits.

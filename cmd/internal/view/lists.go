@@ -46,6 +46,7 @@ func RunText(r state.Run, steps []engine.StepReport, undoable bool, s Style) str
 		}
 	}
 	add("Started", at(r.Started)+" UTC by "+clean(r.By))
+	add("Approved by", clean(strings.Join(r.ApprovedBy, ", ")))
 	if r.Ended != nil {
 		after := ", after " + lasted(r.Started, r.Ended)
 		if r.Ended.Before(r.Started) {

@@ -649,7 +649,7 @@ func TestLists(t *testing.T) {
 	ended := start.Add(90 * time.Second)
 	runs := []state.Run{
 		{ID: "R2", Op: "apply", Status: state.RunPartial, Steps: 4, Done: 2, Started: start, By: "me@here", Failed: ref("site/carbide.vpc/a"), Message: "not today", Partial: []string{"site/carbide.vpc/a: create failed"}},
-		{ID: "R1", Op: "destroy", Status: state.RunApplied, Steps: 1, Done: 1, Started: start, Ended: &ended, By: "me@here", Serial: 4, Plan: "abc"},
+		{ID: "R1", Op: "destroy", Status: state.RunApplied, Steps: 1, Done: 1, Started: start, Ended: &ended, By: "me@here", ApprovedBy: []string{"ada@lab", "grace@https"}, Serial: 4, Plan: "abc"},
 	}
 	runs = append(runs, state.Run{ID: "R0", Op: "apply", Status: state.RunApplied, Steps: 1, Done: 1, Started: ended, Ended: &start, By: "me@here"},
 		state.Run{ID: "R3", Op: "apply", Status: state.RunRolledBack, Steps: 5, Done: 5, Kept: 3, Started: start, Ended: &ended, By: "me@here"})
