@@ -36,7 +36,7 @@ deps: ## install the daemons and the kernel that the tests start (Debian package
 # well; and in some tests that take minutes with it nothing is concurrent but processes. These run without it (a test of e2e knows when one
 # is missing here). An emulated machine is slow enough, and runs alone. Of the others, two packages run at a time, the longest first:
 # they wait for leases, and would wait in vain beside what needs every processor.
-RACED := ./cmd/internal/... ./engine ./engine/... ./guard/... ./schema/... ./providers/... ./state/... ./trust/... ./agent/... ./site/... ./internal/...
+RACED := ./state/... ./providers/... ./engine ./engine/... ./cmd/internal/... ./guard/... ./schema/... ./trust/... ./agent/... ./site/... ./internal/...
 REAL := ^TestReal$$|^TestLaws$$/^real$$
 SERIAL := ^TestEveryCommand|^TestInstallScript|^TestSeedCut$$|^TestHeavyAnswers$$|^TestLaws$$/^fake$$/^ovs
 UNRACED := ./cmd/internal/command ./providers/libvirt ./providers/ovs ./schema/kinds ./schema/load ./providers/carbide
