@@ -212,7 +212,7 @@ func Bootstrap(ctx context.Context, dir, token, address string, o IdentityOption
 	defer func() { _ = conn.Close() }() // everything is said
 	issued, err := trustpb.NewEnrolmentClient(conn).Claim(ctx, &trustpb.ClaimRequest{Token: t.text, Csr: csr})
 	if err != nil {
-		return nil, fmt.Errorf("enrol node %s at %s: %w", t.Node, address, err)
+		return nil, fmt.Errorf("enrol node %s at %s: %w", t.Node, address, plainly(err))
 	}
 	d, envelope, err := id.pinned(ctx, conn, t, issued.GetTrust())
 	if err == nil && d.Site.ID != site {
@@ -412,7 +412,7 @@ func (id *Identity) Renew(ctx context.Context, conn grpc.ClientConnInterface) er
 	}
 	issued, err := trustpb.NewEnrolmentClient(conn).Renew(ctx, &trustpb.RenewRequest{Csr: csr})
 	if err != nil {
-		return fmt.Errorf("renew the certificate of node %s: %w", node, err)
+		return fmt.Errorf("renew the certificate of node %s: %w", node, plainly(err))
 	}
 	// The certificate may be issued by a node CA of a newer trust document.
 	d, envelope, err := id.newer(ctx, conn)
@@ -430,7 +430,7 @@ func (id *Identity) newer(ctx context.Context, conn grpc.ClientConnInterface) (*
 	have := id.Document()
 	answer, err := trustpb.NewEnrolmentClient(conn).Trust(ctx, &trustpb.TrustRequest{After: have.Version})
 	if err != nil {
-		return nil, nil, fmt.Errorf("ask for newer trust documents: %w", err)
+		return nil, nil, fmt.Errorf("ask for newer trust documents: %w", plainly(err))
 	}
 	return Follow(have, answer.GetEnvelopes(), id.o.now())
 }
@@ -446,7 +446,7 @@ func (id *Identity) CatchUp(ctx context.Context, address string) error {
 	defer func() { _ = conn.Close() }() // everything is said
 	answer, err := trustpb.NewEnrolmentClient(conn).Trust(ctx, &trustpb.TrustRequest{After: id.Document().Version})
 	if err != nil {
-		return fmt.Errorf("ask %s for newer trust documents: %w", address, err)
+		return fmt.Errorf("ask %s for newer trust documents: %w", address, plainly(err))
 	}
 	return id.Update(answer.GetEnvelopes())
 }

@@ -117,7 +117,11 @@ It may be repeated with the same token, for example when the connection broke.`,
 		}
 		id, err := trust.Bootstrap(c.Context(), dir, text, server, trust.IdentityOptions{})
 		if err != nil {
-			return &view.Problem{What: "the node has not enrolled", Where: err.Error(), Err: err}
+			p := &view.Problem{What: "the node has not enrolled", Where: err.Error(), Err: err}
+			if trust.Unreached(err) {
+				p.Fix = "Check that converge serve runs there, and that -server is the address that it listens on for nodes (-listen). The token is still good."
+			}
+			return p
 		}
 		a.acted = true
 		if a.flags.json {

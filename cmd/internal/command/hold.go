@@ -342,11 +342,11 @@ they may have been used since; a node that was refused since has to be refused a
 		if err != nil {
 			return err
 		}
-		epoch, err := s.store.Restored(c.Context(), who(), reason)
-		if err != nil {
+		if err := trust.VoidTokens(c.Context(), s.store); err != nil { // first: once the epoch has risen, nobody repeats the command
 			return err
 		}
-		if err := trust.VoidTokens(c.Context(), s.store); err != nil {
+		epoch, err := s.store.Restored(c.Context(), who(), reason)
+		if err != nil {
 			return err
 		}
 		text := fmt.Sprintf("The epoch is %d, and the site is on hold. Review converge drift, then run: converge hold release site\n"+
