@@ -348,7 +348,9 @@ func (a *agent) refreshAt(ctx context.Context, server string, force bool) error 
 		return err
 	}
 	defer conn.Close()
-	if err := a.id.Renew(ctx, conn); err != nil {
+	if err := a.id.Renew(ctx, conn); trust.Unreached(err) { // so was it before; once is enough to say
+		return err
+	} else if err != nil {
 		return errors.Join(err, behind)
 	}
 	a.Logger.Info("certificate renewed", "not_after", a.id.Certificate().NotAfter)
