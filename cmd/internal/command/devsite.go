@@ -27,6 +27,7 @@ import (
 	"converge.dev/converge/cmd/internal/view"
 	"converge.dev/converge/internal/carbidesim"
 	"converge.dev/converge/internal/retry"
+	"converge.dev/converge/internal/files"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/site"
 	"converge.dev/converge/state"
@@ -83,7 +84,14 @@ the site (converge lock status names it).`,
 		if d.dir = devDir; len(args) == 1 {
 			d.dir = args[0]
 		}
+		_, nodes := os.Stat(agentsDir)
+		_, simulator := os.Stat(filepath.Join(storeName, "dev"))
 		switch {
+		case len(args) == 0 && nodes == nil && simulator == nil:
+			return &view.Problem{
+				What: "this is the directory of a development site",
+				Fix:  "To go on with that: converge dev site . To make another, name its directory: converge dev site DIR",
+			}
 		case d.nodes < 0 || d.nodes > mostNodes:
 			return &view.Problem{What: fmt.Sprintf("invalid -nodes %d: want 0 to %d", d.nodes, mostNodes)}
 		case d.replicas < 1 || d.replicas > mostReplicas:
@@ -160,6 +168,12 @@ func (a *app) devSite(ctx context.Context, d devSite) (err error) {
 		return err
 	}
 	stop, err := simulateCarbide(filepath.Join(storeName, "dev"))
+	if errors.Is(err, files.ErrInUse) {
+		return &view.Problem{
+			What: "the development site in " + d.dir + " is already running", Where: err.Error(),
+			Fix: "Stop it first, or name another directory: converge dev site DIR", Err: err,
+		}
+	}
 	if err != nil {
 		return err
 	}
