@@ -130,7 +130,7 @@ func (a *API) Handler() http.Handler {
 	for path, f := range a.routes() {
 		in := slots
 		switch path {
-		case "/state", "/v1/site": // whoever looks what is wrong must not be kept out by what is
+		case "/state", "/v1/site", "/v1/holds": // whoever looks what is wrong must not be kept out by what is
 			in = summary
 		case "/v1/plans/{digest}": // its answer may have many megabytes, until it is read
 			in = plans

@@ -46,6 +46,7 @@ func (a *API) routes() map[string]answer {
 		"/v1/inventory":      a.inventory,
 		"/v1/plans":          plainly(a.listPlans),
 		"/v1/plans/{digest}": plainly(a.onePlan),
+		"/v1/holds":          plainly(a.holds),
 		"/v1/openapi.json":   plainly(func(*http.Request) (any, int, error) { return description() }),
 	}
 }
@@ -142,21 +143,39 @@ func (a *API) site(*http.Request) (any, int, error) {
 	}
 	v := SiteView{
 		Site: a.o.Site.Name, ID: a.o.Site.ID, Mode: a.o.Mode, Version: a.o.Version, Role: string(a.standing().role),
-		Status: f.status, Document: f.head, Holds: f.stops, Lock: f.lock, Keeper: f.keeper,
+		Status: f.status, Document: f.head, Holds: stopped(f), Lock: f.lock, Keeper: f.keeper,
 	}
 	if f.status != nil {
 		status := *f.status
 		status.Detail = a.text(status.Detail)
 		v.Status = &status
 	}
-	if v.Holds == nil {
-		v.Holds = []state.Hold{}
-	}
 	if len(all.list) > 0 {
 		last := a.clean(all.list[0])
 		v.LastRun = &last
 	}
 	return v, 0, nil
+}
+
+// A HoldsView lists what is on hold.
+type HoldsView struct {
+	Holds []state.Hold `json:"holds"` // and the freeze, if there is one
+}
+
+// stopped returns the holds, which a client gets as a list even if there are none.
+func stopped(f *facts) []state.Hold {
+	if f.stops == nil {
+		return []state.Hold{}
+	}
+	return f.stops
+}
+
+func (a *API) holds(*http.Request) (any, int, error) {
+	f := a.facts.get()
+	if err := errors.Join(f.store, f.stopsErr); err != nil {
+		return nil, 0, away(err)
+	}
+	return HoldsView{stopped(f)}, 0, nil
 }
 
 // A ResourcesPage is a part of the recorded resources.

@@ -244,7 +244,7 @@ func TestDescription(t *testing.T) {
 		}
 	}
 	b = newBed(t) // nothing is known yet
-	for _, path := range []string{"/readyz", "/state", "/v1/site", "/v1/resources", "/v1/runs", "/v1/drift", "/v1/nodes", "/v1/plans", "/v1/inventory"} {
+	for _, path := range []string{"/readyz", "/state", "/v1/site", "/v1/resources", "/v1/runs", "/v1/drift", "/v1/nodes", "/v1/plans", "/v1/holds", "/v1/inventory"} {
 		res, body := b.get(path)
 		d.check(t, path, fmt.Sprint(res.StatusCode), res.Header.Get("Content-Type"), body)
 	}
@@ -260,7 +260,7 @@ func TestDescribedFields(t *testing.T) {
 		"Item": drift.Item{}, "Change": diff.Change{}, "Unmanaged": plan.Unmanaged{}, "UnknownPlace": plan.Unknown{}, "NodesPage": api.NodesPage{}, "NodeView": api.NodeView{},
 		"MissingView": api.MissingView{}, "Site": schema.Site{},
 		"DocumentProblem": state.InboxProblem{}, "PutView": api.PutView{}, "ReplacedView": api.ReplacedView{}, "ReleasedView": api.ReleasedView{}, "CancelView": api.CancelView{},
-		"Approval": state.Approval{}, "ApprovedView": api.ApprovedView{}, "UnapprovedView": api.UnapprovedView{}, "PlansView": api.PlansView{}, "WaitingView": api.WaitingView{},
+		"Approval": state.Approval{}, "ApprovedView": api.ApprovedView{}, "UnapprovedView": api.UnapprovedView{}, "PlansView": api.PlansView{}, "HoldsView": api.HoldsView{}, "WaitingView": api.WaitingView{},
 		"InventoryPage": api.InventoryPage{}, "InventoryItem": survey.Item{},
 		"Step/undo": engine.StepResult{}, "Head/signature": signed.Signature{}, "Report/marked": drift.Marked{}, "Report/remarks": plan.Remark{}, "Item/taken_by": providers.Mark{},
 	} {

@@ -14,6 +14,7 @@ import (
 	"converge.dev/converge/internal/nearest"
 	"converge.dev/converge/schema"
 	"converge.dev/converge/schema/load"
+	"converge.dev/converge/site/api"
 	"converge.dev/converge/state"
 	"converge.dev/converge/trust"
 )
@@ -34,7 +35,7 @@ func (a *app) holdCommand() *cobra.Command {
 		}
 		holds := stops.All()
 		if a.flags.json {
-			return a.printJSON(map[string]any{"holds": nonNil(holds)})
+			return a.printJSON(api.HoldsView{Holds: nonNil(holds)})
 		}
 		a.print(view.HoldsText(holds, a.style(a.sys.Stdout)))
 		return nil
