@@ -24,6 +24,7 @@ import (
 // A guarded world undoes by itself what cut a node off: the far end of the contract of guards, with a clock.
 type guardedWorld struct {
 	cut  bool   // what is changed cuts the node off
+	mute bool   // nothing is seen of a node that is cut off
 	lost bool   // what is changed is accepted, and never there
 	kept func() // optional; called when something is to be kept
 
@@ -107,9 +108,23 @@ func (k guardedKind) arm(c providers.Call, undo func()) {
 	c.Armed()
 }
 
+// Get implements providers.Kind.
+func (k guardedKind) Get(ctx context.Context, ids []string) ([]providers.Thing, error) {
+	k.w.mu.Lock()
+	away := false
+	for _, g := range k.w.guards {
+		away = away || k.w.mute && g.cut && g.verdict == ""
+	}
+	k.w.mu.Unlock()
+	if away {
+		return nil, &providers.Error{Op: "get", Class: providers.Transient, Err: errors.New("it does not answer")}
+	}
+	return k.Kind.Get(ctx, ids)
+}
+
 // version returns the version token that a thing has now.
 func (k guardedKind) version(id string) string {
-	there, err := k.Get(context.Background(), []string{id})
+	there, err := k.Kind.Get(context.Background(), []string{id})
 	k.w.must(err)
 	return there[0].Version
 }
@@ -372,6 +387,36 @@ func TestConfirmNever(t *testing.T) {
 			}
 			if there := bridges(t, s); there != "" {
 				t.Errorf("there is %s", there)
+			}
+		})
+	})
+	// Its guard has undone the change before the step could be seen done: that is why it failed, and not that it was not applied.
+	t.Run("never seen", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s, w, open := guarding(t)
+			e := open()
+			if _, err := e.Apply(t.Context(), planned(t, s, e, map[string]string{"n1/near.bridge/a": `{"mode":"a"}`}), engine.ApplyOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			w.cut, w.mute = true, true
+			res, err := e.Apply(t.Context(), planned(t, s, e, map[string]string{"n1/near.bridge/a": `{"mode":"b"}`}), engine.ApplyOptions{Confirm: 90 * time.Second})
+			if err != nil || res.Run.Status != state.RunReverted || !res.Run.Unconfirmed || !strings.Contains(res.Run.Message, "node n1 was not reached") {
+				t.Errorf("%v: ended %s, unconfirmed %t: %s", err, res.Run.Status, res.Run.Unconfirmed, res.Run.Message)
+			}
+			if there := bridges(t, s); there != "a=a" {
+				t.Errorf("there is %s", there)
+			}
+		})
+	})
+	// Who confirms it at the last moment has confirmed it.
+	t.Run("just in time", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s, _, open := guarding(t)
+			_, end := confirming(t, s, open(), t.Context(), map[string]string{"n1/near.bridge/a": `{"mode":"a"}`})
+			time.Sleep(4*time.Minute - time.Millisecond) // in virtual time
+			ask(t, s)
+			if res, err := end(); err != nil || res.Run.Status != state.RunApplied {
+				t.Errorf("%v: ended %s: %s", err, res.Run.Status, res.Run.Message)
 			}
 		})
 	})

@@ -37,6 +37,16 @@ func newGuards(o Options) *guards {
 // whole reports whether the run has one guard.
 func (g *guards) whole() bool { return !g.deadline.IsZero() }
 
+// lapsed reports whether the guard of the run in a provider has undone what it guards because its time was over.
+func (g *guards) lapsed(p *providers.Provider) bool {
+	if !g.whole() || time.Now().Before(g.deadline) {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.open[p]
+}
+
 // margin is how long before the end of a guard it is too late to keep what it guards: otherwise both could happen.
 func margin(within time.Duration) time.Duration { return max(10*time.Second, within/5) }
 
@@ -125,6 +135,15 @@ func (w *worker) keep() (res result, over bool) {
 	return w.refuse(cause), true
 }
 
+// lapsed returns why a step failed whose guard, that of the whole run, has undone what it did: its time was over before the step could be
+// seen done. Otherwise it returns err.
+func (w *worker) lapsed(err error) error {
+	if w.undo || !w.guards.lapsed(w.provider) {
+		return err
+	}
+	return &UnconfirmedError{w.far() + " was not reached before its time was over, and its guard has undone what was changed there"}
+}
+
 // drop makes the guard of a step that was given up undo what the step has changed. When it cannot be reached it does so in its time.
 func (w *worker) drop() {
 	if !w.armed || w.effects.Err() != nil {
@@ -192,27 +211,33 @@ func (r *run) confirmed(ctx context.Context) (*failure, error) {
 	over, tick := time.NewTimer(within), time.NewTicker(confirmPause)
 	defer over.Stop()
 	defer tick.Stop()
-	for {
+	for last, interrupted := false, false; ; {
 		select {
 		case <-over.C:
-			return r.unconfirmed("nobody did so in time"), nil
+			last = true // who has asked by now was in time
 		case <-r.effects.Done():
 			return nil, context.Cause(r.effects)
 		case <-ctx.Done():
+			interrupted = true
 		case <-r.Interrupt:
+			interrupted = true
 		case <-tick.C:
-			asked, err := r.asked()
-			if err != nil {
-				r.Logger.Warn("failed to check whether the run is confirmed", "run", r.Run.ID, "error", err)
-			}
-			if asked != nil && (early == nil || *asked != *early) {
-				return r.accept(asked.By)
-			}
-			continue
 		}
-		r.stop(ctx)
-		r.giveUp()
-		return nil, r.unsettled(fmt.Errorf("run %s was %w before it was confirmed; its guards have undone what they protect, or will", r.Run.ID, ErrInterrupted))
+		if interrupted {
+			r.stop(ctx)
+			r.giveUp()
+			return nil, r.unsettled(fmt.Errorf("run %s was %w before it was confirmed; its guards have undone what they protect, or will", r.Run.ID, ErrInterrupted))
+		}
+		asked, err := r.asked()
+		if err != nil {
+			r.Logger.Warn("failed to check whether the run is confirmed", "run", r.Run.ID, "error", err)
+		}
+		switch {
+		case asked != nil && (early == nil || *asked != *early):
+			return r.accept(asked.By)
+		case last:
+			return r.unconfirmed("nobody did so in time"), nil
+		}
 	}
 }
 

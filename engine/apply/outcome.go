@@ -108,7 +108,7 @@ func (w *worker) partial(err error, have *providers.Thing) result {
 	if res, over := w.keep(); over {
 		return res
 	}
-	return w.outcome(journal.Partial, err, have)
+	return w.outcome(journal.Partial, w.lapsed(err), have)
 }
 
 // failed ends a step that may or may not have had an effect: while an earlier call is unsettled, so is the step.
