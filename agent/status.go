@@ -113,13 +113,14 @@ const (
 	NoGuard     GuardWord = "none"   // the node has none
 	AbsentGuard GuardWord = "absent" // it should have one, which does not answer
 	IdleGuard   GuardWord = "idle"
-	ArmedGuard  GuardWord = "armed" // it undoes changes unless the site confirms them
+	ArmedGuard  GuardWord = "armed"  // it undoes changes unless the site confirms them
+	FailedGuard GuardWord = "failed" // it could not undo changes, or cannot read what it has to undo
 )
 
 // A Guard is that of the node.
 type Guard struct {
 	State GuardWord `json:"state"`
-	Error string    `json:"error,omitempty"` // why it does not answer
+	Error string    `json:"error,omitempty"` // why it does not answer, or what failed
 	Armed []Armed   `json:"armed,omitempty"`
 }
 
@@ -230,7 +231,12 @@ func (a *agent) answering() map[string]func(context.Context) error {
 	all := map[string]func(context.Context) error{}
 	if a.Undo != nil {
 		all[theGuard] = func(ctx context.Context) error {
-			_, err := a.Undo.Open(ctx)
+			open, err := a.Undo.Open(ctx)
+			for _, o := range open {
+				if o.Failed != "" {
+					err = errors.Join(err, errors.New(o.Failed))
+				}
+			}
 			return err
 		}
 	}
@@ -396,8 +402,15 @@ func (a *agent) guardStatus(ctx context.Context, now time.Time) Guard {
 	}
 	g := Guard{State: IdleGuard}
 	for _, o := range open {
+		if o.Failed != "" {
+			g.Error = strings.TrimPrefix(g.Error+"; "+o.Failed, "; ")
+			continue
+		}
 		g.State = ArmedGuard
 		g.Armed = append(g.Armed, Armed{ID: o.ID, Epoch: o.Epoch, Until: now.Add(o.Remaining), Of: o.Changes})
+	}
+	if g.Error != "" {
+		g.State = FailedGuard
 	}
 	return g
 }
@@ -427,8 +440,11 @@ func (s *Status) problems() []string {
 			}
 		}
 	}
-	if s.Guard.State == AbsentGuard {
+	switch s.Guard.State {
+	case AbsentGuard:
 		add("%s", s.Guard.Error)
+	case FailedGuard:
+		add("look at this node: %s", s.Guard.Error)
 	}
 	for _, p := range s.Providers {
 		switch p.Health {

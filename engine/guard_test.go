@@ -297,19 +297,24 @@ func TestGuardOfFailedStep(t *testing.T) {
 // confirming starts a run that has to be confirmed, and returns once it waits for that.
 func confirming(t *testing.T, s *enginetest.Site, e *engine.Engine, ctx context.Context, resources map[string]string) (run string, end func() (engine.Result, error)) {
 	t.Helper()
+	return confirmingWithin(t, s, e, ctx, resources, 5*time.Minute)
+}
+
+func confirmingWithin(t *testing.T, s *enginetest.Site, e *engine.Engine, ctx context.Context, resources map[string]string, confirm time.Duration) (run string, end func() (engine.Result, error)) {
+	t.Helper()
 	p := planned(t, s, e, resources)
 	done := make(chan struct{})
 	var res engine.Result
 	var err error
 	go func() {
 		defer close(done)
-		res, err = e.Apply(t.Context(), p, engine.ApplyOptions{Confirm: 5 * time.Minute, Interrupt: ctx.Done(), Approve: p.Approval()})
+		res, err = e.Apply(t.Context(), p, engine.ApplyOptions{Confirm: confirm, Interrupt: ctx.Done(), Approve: p.Approval()})
 	}()
 	synctest.Wait()
 	for _, ev := range s.Events() {
 		if w, ok := ev.(event.ConfirmWait); ok {
 			run = w.Run
-			if w.Within != 4*time.Minute {
+			if w.Within != confirm*4/5 {
 				t.Errorf("it is to be confirmed within %v", w.Within)
 			}
 		}
@@ -412,8 +417,9 @@ func TestConfirmNever(t *testing.T) {
 	t.Run("just in time", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s, _, open := guarding(t)
-			_, end := confirming(t, s, open(), t.Context(), map[string]string{"n1/near.bridge/a": `{"mode":"a"}`})
-			time.Sleep(4*time.Minute - time.Millisecond) // in virtual time
+			confirm := 5*time.Minute + 300*time.Millisecond // it ends between two looks whether it is confirmed
+			_, end := confirmingWithin(t, s, open(), t.Context(), map[string]string{"n1/near.bridge/a": `{"mode":"a"}`}, confirm)
+			time.Sleep(confirm*4/5 - time.Millisecond) // in virtual time
 			ask(t, s)
 			if res, err := end(); err != nil || res.Run.Status != state.RunApplied {
 				t.Errorf("%v: ended %s: %s", err, res.Run.Status, res.Run.Message)

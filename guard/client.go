@@ -24,7 +24,7 @@ func Dial(dir string) *Client {
 	return &Client{path, func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) }}
 }
 
-// Open lists the guards without a verdict, ordered by id. It changes nothing.
+// Open lists the guards without a verdict, and those that failed, ordered by id. It changes nothing.
 func (c *Client) Open(ctx context.Context) ([]Open, error) {
 	r, err := c.call(ctx, request{Op: "open"})
 	return r.Open, err

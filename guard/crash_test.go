@@ -212,6 +212,9 @@ func TestDamaged(t *testing.T) {
 					b.restart(fmt.Sprint("boot-of-", i))
 					_, err := b.settle(true)
 					b.class(err, providers.Unknown)
+					if open, err := b.call.Open(t.Context()); err != nil || len(open) != 1 || !strings.Contains(open[0].Failed, "cannot read") {
+						t.Errorf("%+v, %v", open, err)
+					}
 					_, err = b.do("create", bridge, "more", schema.Object{}, nil)
 					b.class(err, providers.Transient)
 					b.class(b.agent.Fence(t.Context(), 9), providers.Unknown)

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"converge.dev/converge/internal/files"
@@ -20,6 +21,9 @@ const (
 	lockName   = "guard.lock"
 	socketName = "guard.sock"
 )
+
+// endings are those of the files of a guard.
+var endings = []string{capsuleFile, verdictFile, resultFile}
 
 // A disk is the directory of a program. A method that returns without an error has its effect on disk, synced.
 type disk struct {
@@ -109,7 +113,7 @@ func (d *disk) remove(name string) error {
 }
 
 // names returns the guards of which there are files, by the names of these, with the endings that there are. Files of writers that did
-// not finish are removed.
+// not finish are removed; whatever else is in the directory is left alone.
 func (d *disk) names() (map[string][]string, error) {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {
@@ -119,12 +123,15 @@ func (d *disk) names() (map[string][]string, error) {
 	for _, e := range entries {
 		name := e.Name()
 		if strings.HasPrefix(name, ".") {
+			if !e.Type().IsRegular() || !slices.ContainsFunc(endings, func(ending string) bool { return strings.Contains(name, ending+".") }) {
+				continue
+			}
 			if err := os.Remove(filepath.Join(d.dir, name)); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		for _, ending := range []string{capsuleFile, verdictFile, resultFile} {
+		for _, ending := range endings {
 			if of, ok := strings.CutSuffix(name, ending); ok {
 				all[of] = append(all[of], ending)
 			}

@@ -318,6 +318,22 @@ func TestForeign(t *testing.T) {
 	})
 }
 
+// What others put in the place of a thing that was deleted is not made into that, and the undo says so.
+func TestForeignInstead(t *testing.T) {
+	inside(t, func(t *testing.T, b *bench) {
+		b.start()
+		b.put(bridge, "br", schema.Object{"mode": "secure"})
+		b.must("delete", bridge, "br", nil)
+		if err := b.world.Put(node, bridge, providers.Thing{ID: "br", Name: "br", Spec: schema.Object{"mode": "theirs"}}); err != nil {
+			t.Fatal(err)
+		}
+		now := b.world.Dump()
+		_, err := b.settle(false)
+		b.class(err, providers.Unknown)
+		b.as(now, "after the undo")
+	})
+}
+
 // An undo that fails is a failure after three tries, and is tried until it works.
 func TestUndoFails(t *testing.T) {
 	inside(t, func(t *testing.T, b *bench) {
@@ -333,6 +349,9 @@ func TestUndoFails(t *testing.T) {
 			t.Errorf("%d tries before the failure, want %d", n, tries)
 		}
 		b.class(b.agent.Fence(t.Context(), 6), providers.Unknown)
+		if open, err := b.call.Open(t.Context()); err != nil || len(open) != 1 || !strings.Contains(open[0].Failed, "could not be undone") || len(open[0].Changes) != 1 {
+			t.Errorf("%+v, %v", open, err)
+		}
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		b.as(before, "five minutes later")

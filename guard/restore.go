@@ -106,6 +106,12 @@ func (p *program) back(ctx context.Context, k providers.Served, c *capsule, r re
 	}
 }
 
+// made reports whether a thing may be one that the changes of the guard, or an undo of them, have made anew.
+func (r *restoration) made(k providers.Served, have *providers.Thing) bool {
+	mark := have.Mark.String()
+	return !k.Traits.Mark || mark == r.Before.Mark || slices.Contains(r.marks, mark)
+}
+
 func differs(r restoration, have *providers.Thing) string {
 	switch {
 	case have == nil:
@@ -139,7 +145,7 @@ func (p *program) restored(k providers.Served, r restoration, have *providers.Th
 			return true, nil
 		}
 		return false, nil
-	case !r.replaced && was.UID != "" && have.UID != "" && was.UID != have.UID:
+	case was.UID != "" && have.UID != "" && was.UID != have.UID && !(r.replaced && r.made(k, have)):
 		return false, foreign()
 	case have.Phase == providers.Deleting:
 		return false, nil

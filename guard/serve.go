@@ -68,6 +68,10 @@ type Open struct {
 	Epoch     int64         `json:"epoch"` // of the lock holder who armed it
 	Changes   []Change      `json:"changes"`
 	Remaining time.Duration `json:"remaining"` // until its changes are undone; not negative
+
+	// Failed is why its changes could not be undone so far, or why it cannot be read: then nothing but the name of its files, as ID, is known
+	// of it. A person has to look at the node. Empty: its time is not over.
+	Failed string `json:"failed,omitzero"`
 }
 
 // A Change is one that a guard would undo.
@@ -552,17 +556,24 @@ func (p *program) fence(ctx context.Context, epoch int64) error {
 	return nil
 }
 
-// open lists the guards without a verdict, by id.
+// open lists the guards without a verdict, and those that failed, by id.
 func (p *program) open() []Open {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := []Open{}
 	now := p.now()
+	for name, err := range p.damaged {
+		all = append(all, Open{ID: name, Changes: []Change{}, Failed: p.unreadable(name, err).Error()})
+	}
 	for id, g := range p.guards {
-		if g.verdict != open {
+		o := Open{ID: id, Epoch: g.Epoch, Changes: []Change{}}
+		switch {
+		case g.verdict == open:
+		case g.verdict == undoing && !g.undone && g.result != nil:
+			o.Failed = "what it guards could not be undone, which is tried every minute: " + g.result.Why
+		default:
 			continue
 		}
-		o := Open{ID: id, Epoch: g.Epoch, Changes: []Change{}}
 		if do, left := judge(g.standing, now); do == wait {
 			o.Remaining = left
 		}

@@ -315,10 +315,10 @@ func (l *Ledger) Begin(task Entry) (Begun, error) {
 		return refuse(RefusedEpoch, "it is of epoch %d, but epoch %d has begun: another site agent leads", at.Epoch, l.state.Epoch)
 	case at.Epoch > l.state.Epoch:
 		return refuse(RefusedUnfenced, "it is of epoch %d, but the node knows epoch %d: the site agent has to fence it first", at.Epoch, l.state.Epoch)
-	case !l.state.Headed:
-		return refuse(RefusedNew, "the ledger is new, or its time was forgotten, and no head has said which sequence numbers were used: the site agent has to send one first")
 	case known != nil && known.Digest == task.Digest:
 		return l.begun(known)
+	case !l.state.Headed:
+		return refuse(RefusedNew, "the ledger is new, or its time was forgotten, and no head has said which sequence numbers were used: the site agent has to send one first")
 	case known != nil:
 		return refuse(RefusedSeq, "sequence number %d of epoch %d is that of task %s, which differs", at.Seq, at.Epoch, known.ID)
 	case at.Compare(l.state.Floor) <= 0:

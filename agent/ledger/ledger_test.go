@@ -327,6 +327,7 @@ func TestForgetTime(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		w.refused(task(1, 6), ledger.RefusedNew)
+		w.stored(task(1, 4), "done")
 		w.restart()
 	}
 	w.ok(w.Head(1, 6, start))

@@ -148,10 +148,10 @@ func (w *walk) begin(rt *rapid.T) {
 		want = "epoch"
 	case e.Epoch > w.mem.epoch:
 		want = "unfenced"
-	case !w.mem.headed:
-		want = "new"
 	case ok && known.Digest == e.Digest:
 		want = w.answer(known)
+	case !w.mem.headed:
+		want = "new"
 	case ok, at.Compare(w.mem.floor) <= 0:
 		want = "seq"
 	case w.clock().After(e.Expires.Add(time.Minute)):

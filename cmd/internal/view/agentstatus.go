@@ -103,8 +103,8 @@ func guardText(a *agent.Status) string {
 			each = append(each, fmt.Sprintf("%s until %s", clean(g.ID), At(g.Until)))
 		}
 		return "armed: " + strings.Join(each, ", ")
-	case agent.AbsentGuard:
-		return "absent: " + clean(a.Guard.Error)
+	case agent.AbsentGuard, agent.FailedGuard:
+		return string(a.Guard.State) + ": " + clean(a.Guard.Error)
 	}
 	return string(a.Guard.State)
 }
