@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -304,14 +305,14 @@ func (a *app) serveWeb(ctx context.Context, running *sync.WaitGroup, shown *api.
 
 // keep runs the agent whenever no other replica keeps the site, until ctx is done.
 func (s *session) keep(ctx context.Context, agent *site.Agent, nodes *site.Nodes, shown *api.API) error {
-	for {
-		k, err := s.store.Keep(ctx, state.KeeperInfo{Who: who(), PID: os.Getpid(), Version: s.sys.Version}, 0, func(i state.KeeperInfo) {
+	take := func(answered func()) (*state.Keeper, error) {
+		return s.store.Keep(ctx, state.KeeperInfo{Who: who(), PID: os.Getpid(), Version: s.sys.Version}, 0, func(i state.KeeperInfo) {
+			answered()
 			s.log.Info("another site agent keeps the site; this one waits", "who", i.Who, "pid", i.PID, "since", i.Since)
 			shown.Waits(i)
 		})
-		if err != nil {
-			return err
-		}
+	}
+	return keepOn(ctx, s.log, take, func(k *state.Keeper) error {
 		s.log.Info("this site agent keeps the site")
 		nodes.Lead(true)
 		shown.Keeps()
@@ -322,13 +323,38 @@ func (s *session) keep(ctx context.Context, agent *site.Agent, nodes *site.Nodes
 		if s.certs.carbide != nil {
 			run = beside(run, s.certs.carbide.Run)
 		}
-		err = run(k.Context(ctx))
-		nodes.Lead(false)
-		shown.Yields()
-		if cerr := k.Close(); ctx.Err() != nil || !errors.Is(err, state.ErrNotKeeper) {
-			return cmp.Or(err, cerr)
+		defer shown.Yields()
+		defer nodes.Lead(false)
+		return run(k.Context(ctx))
+	})
+}
+
+// keepOn takes the right to keep the site and does what that is for, again and again, until ctx is done. A store that is away is waited for:
+// what nodes and people have connected to must not end with every outage of it. Only when it has never answered, this fails at once.
+func keepOn(ctx context.Context, log *slog.Logger, take func(answered func()) (*state.Keeper, error), do func(*state.Keeper) error) error {
+	known := false
+	pauses := again.Pauses()
+	for {
+		k, err := take(func() { known = true })
+		if err == nil {
+			known, pauses = true, again.Pauses()
+			err = do(k)
+			if cerr := k.Close(); ctx.Err() != nil {
+				return cmp.Or(err, cerr)
+			}
 		}
-		s.log.Warn("this site agent no longer keeps the site", "error", err)
+		switch {
+		case errors.Is(err, state.ErrNotKeeper):
+			log.Warn("this site agent no longer keeps the site", "error", err)
+			continue
+		case ctx.Err() != nil || !known:
+			return err
+		}
+		pause := pauses()
+		log.Warn("the site is not kept by this site agent, which tries again", "error", err, "pause", pause)
+		if err := retry.Sleep(ctx, pause); err != nil {
+			return err
+		}
 	}
 }
 
