@@ -15,6 +15,7 @@ import (
 
 	"converge.dev/converge/engine/apply"
 	"converge.dev/converge/engine/event"
+	"converge.dev/converge/engine/journal"
 	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/engine/secret"
 	"converge.dev/converge/engine/survey"
@@ -114,6 +115,9 @@ type Result struct {
 
 // ErrInterrupted reports that a run was stopped before its end; its journal is intact and Resume settles it.
 var ErrInterrupted = apply.ErrInterrupted
+
+// A StoppedError says that a run stopped, and stays open, because a freeze or a hold allows none of its next steps.
+type StoppedError = journal.StoppedError
 
 // A StaleError says that the site is no longer as it was when the plan was made.
 type StaleError struct{ Reasons []event.Difference }

@@ -346,6 +346,9 @@ func (a *Agent) held(ctx context.Context, site schema.Site, h *engine.HeldError)
 	case errors.As(err, &h):
 		s.Detail = describe(h)
 		return site, 0, a.say(ctx, s)
+	case stopped(err):
+		a.Look()
+		return site, 0, nil
 	case err != nil:
 		return site, 0, err
 	}
@@ -356,6 +359,12 @@ func (a *Agent) held(ctx context.Context, site schema.Site, h *engine.HeldError)
 		return site, 0, a.say(ctx, failed(site, res.Run))
 	}
 	return site, 0, nil
+}
+
+// stopped reports whether a run stays open because somebody wanted it to stop, by a hold, a freeze or a request. That is no failure: the next
+// look finds what stops it.
+func stopped(err error) bool {
+	return errors.As(err, new(*engine.StoppedError)) || errors.Is(err, engine.ErrInterrupted)
 }
 
 // applying are the options of a run. When ctx is done it ends in order: it starts no more steps, and does not stop in the middle of one.
@@ -563,6 +572,9 @@ func (a *Agent) apply(ctx context.Context, doc *schema.Document, p *plan.Plan, c
 		return p.Site, busy, nil
 	case len(c.guards) > 0 && errors.Is(err, state.ErrGuard): // an approval was taken back, or another plan waits
 		return p.Site, busy, nil
+	case stopped(err):
+		a.Look()
+		return p.Site, 0, nil
 	case errors.As(err, &unknown) && a.without(unknown.Unknown):
 		s.Phase, s.Detail = Unknown, incomplete(&plan.Plan{Unknown: unknown.Unknown})
 		return p.Site, busy, a.say(ctx, s) // the rest is done without them
@@ -580,6 +592,9 @@ func (a *Agent) apply(ctx context.Context, doc *schema.Document, p *plan.Plan, c
 
 // say publishes the status where it has become different.
 func (a *Agent) say(ctx context.Context, s Status) error {
+	if s.Phase != Waiting && s.Phase != Differs {
+		s.Digest = "" // nobody can approve it now
+	}
 	s.Detail = clip(s.Detail)
 	s.Mode, s.Since, s.Plan = a.o.Mode, a.status.Since, a.own
 	if s == a.status {

@@ -302,6 +302,9 @@ func TestHeld(t *testing.T) {
 				}
 				b.meddle("n1", "near.bridge", "br", schema.Object{"size": int64(7)})
 				b.stands(site.Held, c.why)
+				if digest := b.status().Digest; digest != "" {
+					t.Errorf("it names %s for approval, and nothing waits", digest)
+				}
 				if r := b.drift(); len(r.Drifted) != 1 {
 					t.Errorf("what drifts is not reported meanwhile: %+v", r)
 				}

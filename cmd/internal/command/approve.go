@@ -128,9 +128,12 @@ func (s *session) approve(ctx context.Context, w *state.Waiting, unasked bool) e
 		return err
 	}
 	text := "Approved."
+	stops, serr := s.store.Stops(ctx)
 	switch keeper, err := s.store.Kept(ctx); {
 	case len(given) < w.Needs:
 		text += fmt.Sprintf(" %d of %d people have approved the plan.", len(given), w.Needs)
+	case serr == nil && len(stops.All()) > 0:
+		text = "Approved, but " + stops.All()[0].Text() + ". The plan is applied once nothing that it changes is on hold; see: converge hold list"
 	case err == nil && keeper == nil:
 		text += " No site agent is running: the next one applies the plan."
 	default:

@@ -398,6 +398,9 @@ func (h *Human) report(e event.RunEnded) {
 			text += ": the site is unchanged by " + of
 		case h.verified == nil || h.verified.Things == 0:
 			text += ": the site is unchanged"
+			if len(e.Run.Remains) > 0 {
+				text += " but for what stays"
+			}
 		case h.verified.Things == 1:
 			text += ": the one object of " + of + " is as it was before, verified by observing again"
 		default:

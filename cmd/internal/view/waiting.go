@@ -25,6 +25,9 @@ func WaitingText(w *state.Waiting, approvals []state.Approval, s Style) string {
 		{"DIGEST", "SERIAL", "STEPS", "SINCE", "APPROVED"},
 		{w.Approval[:min(len(w.Approval), plan.ShortApproval)], fmt.Sprint(w.Site.Serial), fmt.Sprint(w.Steps), at(w.Since), given},
 	})
+	if len(approvals) >= w.Needs {
+		return text + "\nIt has the approvals that it needs, and is applied unless what it changes is on hold; see: converge hold list\n"
+	}
 	text += "\nIt waits because: " + clean(w.Why) + "\n"
 	if len(w.By) > 0 {
 		text += "It may be approved by: " + clean(strings.Join(w.By, ", ")) + "\n"
