@@ -138,7 +138,8 @@ const (
 )
 
 // Run keeps the site until ctx is done, and then returns its cause. A run that is in progress then starts no more steps. The next agent
-// resumes it, as it does one whose process was killed; a run that a person has begun, or has cancelled, is left to people.
+// resumes it, as it does one whose process was killed; a run that a person has begun, or has
+// cancelled, is left to people, but for one that nobody has confirmed.
 func (a *Agent) Run(ctx context.Context) error {
 	if err := a.recall(ctx); err != nil {
 		return err
@@ -311,20 +312,22 @@ func (a *Agent) keep(ctx context.Context) (site schema.Site, again time.Duration
 	return a.decide(ctx, doc, p)
 }
 
-// held resumes the run that keeps the site from being worked on, when that is the agent's own. Otherwise it says what holds the site.
+// held resumes the run that keeps the site from being worked on, when that is the agent's own, or one that has to be confirmed and whose
+// process has ended: that is undone, unless it was confirmed. Otherwise it says what holds the site.
 func (a *Agent) held(ctx context.Context, site schema.Site, h *engine.HeldError) (_ schema.Site, again time.Duration, err error) {
 	s := Status{Site: site, Phase: Held, Detail: describe(h), Run: a.status.Run}
-	if h.Open == "" || a.own == "" || a.o.Mode == Observe {
+	if h.Open == "" || a.o.Mode == Observe {
 		return site, 0, a.say(ctx, s)
 	}
 	run, err := a.o.Store.Run(ctx, h.Open)
 	if err != nil {
 		return site, 0, err
 	}
-	if run.Plan != a.own || run.Cancelled != 0 { // somebody wants to decide
+	own := run.Plan == a.own
+	if !own && run.Confirm == 0 || run.Cancelled != 0 { // somebody wants to decide
 		return site, 0, a.say(ctx, s)
 	}
-	if a.o.Mode == Approve { // an agent that might do more has begun it
+	if own && a.o.Mode == Approve { // an agent that might do more has begun it
 		w, _, _, err := a.waiting(ctx)
 		if err != nil {
 			return site, 0, err

@@ -1,11 +1,14 @@
 package site_test
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"converge.dev/converge/engine"
+	"converge.dev/converge/engine/plan"
 	"converge.dev/converge/providers"
 	"converge.dev/converge/providers/fake"
 	"converge.dev/converge/site"
@@ -74,4 +77,40 @@ func TestStoppedInTheMiddle(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What has to be confirmed, and whose process has ended before anybody did, is undone by the site agent.
+func TestUnconfirmedRunIsUndone(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bed) {
+		b.Converge(t, b.put(map[string]string{"n1/near.bridge/br": `{"size": 1}`}))
+		k := b.start(site.Enforce)
+		defer k.ends()
+		b.stands(site.InSync, "")
+		e := b.Engine(nil)
+		defer e.Close()
+		d := b.Document(t, map[string]string{"n1/near.bridge/br": `{"size": 2}`})
+		b.mu.Lock()
+		b.docs[d.Digest] = d
+		b.mu.Unlock()
+		p, err := e.Plan(t.Context(), d, plan.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		interrupt, ended := make(chan struct{}), make(chan error, 1)
+		go func() {
+			_, err := e.Apply(t.Context(), p, engine.ApplyOptions{Confirm: 5 * time.Minute, Interrupt: interrupt, Approve: p.Approval()})
+			ended <- err
+		}()
+		time.Sleep(time.Minute)
+		b.has("n1", "near.bridge", "br", "size", 2)
+		close(interrupt)
+		if err := <-ended; !errors.Is(err, engine.ErrInterrupted) {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		b.has("n1", "near.bridge", "br", "size", 1)
+		if runs := b.runs(); runs[0].Status != state.RunReverted || !runs[0].Unconfirmed {
+			t.Errorf("the run ended %s: %s", runs[0].Status, runs[0].Message)
+		}
+	})
 }
