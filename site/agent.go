@@ -138,8 +138,8 @@ const (
 )
 
 // Run keeps the site until ctx is done, and then returns its cause. A run that is in progress then starts no more steps. The next agent
-// resumes it, as it does one whose process was killed; a run that a person has begun, or has
-// cancelled, is left to people, but for one that nobody has confirmed.
+// resumes it, as it does one whose process was killed; a run that a person has begun and that needs
+// no confirmation, or that somebody has cancelled, is left to people.
 func (a *Agent) Run(ctx context.Context) error {
 	if err := a.recall(ctx); err != nil {
 		return err
@@ -350,8 +350,8 @@ func (a *Agent) held(ctx context.Context, site schema.Site, h *engine.HeldError)
 		s.Detail = describe(h)
 		return site, 0, a.say(ctx, s)
 	case stopped(err):
-		a.Look()
-		return site, 0, nil
+		s.Detail = err.Error()
+		return site, later, a.say(ctx, s)
 	case err != nil:
 		return site, 0, err
 	}
