@@ -62,7 +62,7 @@ type ending struct {
 	Chosen   string `json:"chosen,omitzero"`   // the id that the far side chose for a thing
 }
 
-// Open is a guard without a verdict.
+// Open is a guard without a verdict, or one that failed.
 type Open struct {
 	ID        string        `json:"id"`
 	Epoch     int64         `json:"epoch"` // of the lock holder who armed it

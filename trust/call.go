@@ -19,11 +19,8 @@ type callError struct {
 func (e *callError) Error() string { return e.words }
 func (e *callError) Unwrap() error { return e.err }
 
-// plainly returns the error of a call as a callError; nil for nil.
+// plainly returns the error of a call, which must not be nil, as a callError.
 func plainly(err error) error {
-	if err == nil {
-		return nil
-	}
 	s := status.Convert(err)
 	words := s.Message()
 	if quoted, ok := strings.CutPrefix(words, "connection error: desc = "); ok && s.Code() == codes.Unavailable {

@@ -12,7 +12,8 @@
 // [Ledger.ForgetTime] lowers it, for a node whose clock was ahead together with that of its site.
 //
 // A ledger is new when there was no file: on a new node, or because the file was lost. It cannot know what was done before, so it
-// begins nothing until a head has told it; nor does one whose time was forgotten. Only that makes a lost file harmless; the caller accepts only heads that are fresh.
+// begins nothing until a head has told it. Only that makes a lost file harmless; the caller accepts only heads that are fresh. A ledger
+// whose time was forgotten answers for what it knows, and begins nothing until then either.
 //
 // # Promises
 //

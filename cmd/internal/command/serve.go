@@ -329,15 +329,18 @@ func (s *session) keep(ctx context.Context, agent *site.Agent, nodes *site.Nodes
 	})
 }
 
+// retaking is how soon it is tried again to keep the site: when the store is back, that must not take long.
+var retaking = retry.Policy{First: time.Second, Cap: 10 * time.Second}
+
 // keepOn takes the right to keep the site and does what that is for, again and again, until ctx is done. A store that is away is waited for:
 // what nodes and people have connected to must not end with every outage of it. Only when it has never answered, this fails at once.
 func keepOn(ctx context.Context, log *slog.Logger, take func(answered func()) (*state.Keeper, error), do func(*state.Keeper) error) error {
 	known := false
-	pauses := again.Pauses()
+	pauses := retaking.Pauses()
 	for {
 		k, err := take(func() { known = true })
 		if err == nil {
-			known, pauses = true, again.Pauses()
+			known, pauses = true, retaking.Pauses()
 			err = do(k)
 			if cerr := k.Close(); ctx.Err() != nil {
 				return cmp.Or(err, cerr)
